@@ -1,0 +1,44 @@
+"""The server's arithmetic: W ← W + η_g (Σ n_k W_k / Σ n_k − W) on what is shared (paper, algorithms 1 and 2).
+
+The server never sees a client's state: it is handed weighted sums. It keeps the last shared value of every
+element, also while the element is personal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedfac.split import Split
+from fedfac.state import State
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Σ n_k·W_k over a cohort, of the shared numbers only and in double precision, and Σ n_k."""
+
+    values: State
+    weight: float
+
+
+@torch.no_grad()
+def aggregate(server: State, sums: Sums, split: Split, *, before: Split, rate: float) -> State:
+    """The server's next state.
+
+    An element that has just become shared takes the mean of the cohort's weights as it is: the server's own
+    value of it is old, and the paper's sum of updates from that value is not defined.
+    """
+    shared = split.shared(server)
+    new: State = {}
+    for name, old in shared.items():
+        mean = sums.values[name] / sums.weight
+        if rate != 1:
+            moved = old.double() + rate * (mean - old.double())
+            if name in split.owners and name in before.owners:
+                mask = split.mask(name)
+                fresh = (mask & ~before.mask(name))[mask].to(mean.device)
+                moved = torch.where(fresh, mean, moved)
+            mean = moved
+        new[name] = (mean if old.is_floating_point() else mean.round()).to(old.dtype)
+    return split.compose(new, split.personal(server))

@@ -1,0 +1,1 @@
+"""Federations: whose data is whose."""

@@ -1,0 +1,354 @@
+"""Federation: the clients' training, validation and test data, as indices into tensors.
+
+Samples live in a *pool* that hands out a batch for a tensor of sample numbers; a client is a set of such
+numbers. With arrays there is one pool for the whole federation, resident on the device, and a batch is one
+gather. A lazy federation makes a client when it is needed and forgets it: its memory does not grow with
+the number of clients.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from fedfac.data import partition as partitions
+from fedfac.errors import ConfigError, DataError
+
+Array = Tensor | npt.NDArray[Any]
+Prepare = Callable[[Tensor], Tensor]
+
+
+class Pool(Protocol):
+    """Samples by number."""
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of these samples, on the pool's device."""
+
+    def to(self, device: torch.device) -> Pool:
+        """The same pool on another device."""
+
+
+@dataclass(frozen=True)
+class ArrayPool:
+    """Inputs and targets as two tensors; ``prepare`` turns a gathered batch into what the model eats."""
+
+    inputs: Tensor
+    targets: Tensor
+    prepare: Prepare | None = None
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """One gather."""
+        inputs = self.inputs[index]
+        return (self.prepare(inputs) if self.prepare else inputs), self.targets[index]
+
+    def to(self, device: torch.device) -> ArrayPool:
+        """The pool with its tensors on ``device``."""
+        return ArrayPool(self.inputs.to(device), self.targets.to(device), self.prepare)
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client: a pool, and which of its samples are for what."""
+
+    pool: Pool
+    train: Tensor
+    test: Tensor
+    validation: Tensor
+
+    @property
+    def size(self) -> int:
+        """n_k, the number of training samples."""
+        return len(self.train)
+
+
+ClientArrays = tuple[Array, Array] | tuple[Array, Array, Array, Array]
+
+
+class Federation:
+    """Clients and their data.
+
+    Make one with :meth:`from_arrays`, :meth:`from_datasets`, :meth:`partition` or :meth:`lazy`.
+
+    >>> import torch
+    >>> x, y = torch.randn(60, 4), torch.arange(60) % 3
+    >>> federation = Federation.partition((x, y), by="iid", clients=5, seed=0)
+    >>> len(federation), federation.classes, federation.client(0).size
+    (5, 3, 10)
+    """
+
+    def __init__(
+        self,
+        client: Callable[[int], ClientData],
+        *,
+        names: Sequence[str],
+        classes: int | None,
+        fingerprint: str,
+        pool: ArrayPool | None = None,
+    ) -> None:
+        if not len(names):
+            raise DataError("a federation needs at least one client; this one has none")
+        self._client = client
+        self.names = names
+        self.classes = classes
+        self.fingerprint = fingerprint
+        self._pool = pool
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        return f"Federation({len(self)} clients, classes={self.classes})"
+
+    def client(self, index: int) -> ClientData:
+        """One client's data, checked."""
+        data = self._client(index)
+        if data.size == 0:
+            raise DataError(
+                f"client {self.names[index]!r} has no training samples: leave it out of the federation, "
+                "or give it at least one"
+            )
+        return data
+
+    def to(self, device: torch.device) -> Federation:
+        """The federation with its pool resident on ``device`` (lazy clients move when they are made)."""
+        if self._pool is not None:
+            pool = self._pool.to(device)
+
+            def resident(index: int) -> ClientData:
+                data = self._client(index)
+                return ClientData(pool, data.train, data.test, data.validation)
+
+            return Federation(resident, names=self.names, classes=self.classes, fingerprint=self.fingerprint, pool=pool)
+
+        def moved(index: int) -> ClientData:
+            data = self._client(index)
+            return ClientData(data.pool.to(device), data.train, data.test, data.validation)
+
+        return Federation(moved, names=self.names, classes=self.classes, fingerprint=self.fingerprint)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        clients: Sequence[ClientArrays] | Mapping[str, ClientArrays],
+        *,
+        test_share: float = 0.2,
+        validation_share: float = 0.0,
+        classes: int | None = None,
+        prepare: Prepare | None = None,
+        seed: int = 0,
+    ) -> Federation:
+        """One ``(x, y)`` per client, of which ``test_share`` is held out, or ``(x, y, x_test, y_test)``."""
+        named = dict(clients) if isinstance(clients, Mapping) else {str(i): c for i, c in enumerate(clients)}
+        inputs: list[Tensor] = []
+        targets: list[Tensor] = []
+        parts: dict[str, tuple[partitions.Index, partitions.Index]] = {}
+        start = 0
+        for number, (name, arrays) in enumerate(named.items()):
+            if len(arrays) not in (2, 4):
+                raise DataError(f"client {name!r} gave {len(arrays)} arrays; give (x, y) or (x, y, x_test, y_test)")
+            tensors = [_tensor(a) for a in arrays]
+            for x, y in zip(tensors[::2], tensors[1::2], strict=True):
+                if len(x) != len(y):
+                    raise DataError(f"client {name!r} has {len(x)} inputs and {len(y)} targets")
+            own = np.arange(start, start + len(tensors[0]))
+            start += len(own)
+            if len(tensors) == 4:
+                held = np.arange(start, start + len(tensors[2]))
+                start += len(held)
+            else:
+                own, held = partitions.hold_out(own, test_share, seed=seed, client=number, purpose="test")
+            inputs += tensors[::2]
+            targets += tensors[1::2]
+            parts[name] = (own, held)
+        if not named:
+            raise DataError("a federation needs at least one client; this one has none")
+        shapes = {tuple(x.shape[1:]) for x in inputs if len(x)}
+        if len(shapes) > 1:
+            raise DataError(f"the clients' inputs have different shapes: {sorted(shapes)}")
+        pool = ArrayPool(torch.cat(inputs), torch.cat(targets), prepare)
+        return cls._pooled(pool, parts, classes=classes, validation_share=validation_share, seed=seed)
+
+    @classmethod
+    def from_datasets(
+        cls,
+        clients: Sequence[Dataset[Any]] | Mapping[str, Dataset[Any]],
+        *,
+        test: Sequence[Dataset[Any]] | Mapping[str, Dataset[Any]] | None = None,
+        test_share: float = 0.2,
+        validation_share: float = 0.0,
+        classes: int | None = None,
+        seed: int = 0,
+    ) -> Federation:
+        """One map-style ``Dataset`` of (input, target) per client; each is read once, into one tensor."""
+        named = dict(clients) if isinstance(clients, Mapping) else {str(i): d for i, d in enumerate(clients)}
+        arrays: dict[str, ClientArrays] = {name: _read(name, dataset) for name, dataset in named.items()}
+        if test is not None:
+            held = dict(test) if isinstance(test, Mapping) else {str(i): d for i, d in enumerate(test)}
+            if held.keys() != named.keys():
+                raise DataError(f"test data for the clients {sorted(held)}, training data for {sorted(named)}")
+            arrays = {name: (*_read(name, named[name]), *_read(name, held[name])) for name in named}
+        return cls.from_arrays(
+            arrays, test_share=test_share, validation_share=validation_share, classes=classes, seed=seed
+        )
+
+    @classmethod
+    def partition(
+        cls,
+        dataset: Dataset[Any] | tuple[Array, Array],
+        *,
+        by: str | Callable[..., Sequence[Any]] | Sequence[Any] | npt.NDArray[Any] | Tensor,
+        clients: int | None = None,
+        test_share: float = 0.2,
+        validation_share: float = 0.0,
+        classes: int | None = None,
+        prepare: Prepare | None = None,
+        seed: int = 0,
+        **parameters: Any,
+    ) -> Federation:
+        """Deal one dataset (or ``(x, y)``) out to clients.
+
+        ``by`` is the name of a partition (``"iid"``, ``"dirichlet"`` with ``alpha=``), a function
+        ``(labels, clients=, seed=, ...)`` to index arrays, or one client id per sample.
+        """
+        x, y = dataset if isinstance(dataset, tuple) else _read("all", dataset)
+        inputs, targets = _tensor(x), _tensor(y)
+        if len(inputs) != len(targets):
+            raise DataError(f"the data has {len(inputs)} inputs and {len(targets)} targets")
+        named: Mapping[str, Any]
+        if isinstance(by, str) or callable(by):
+            function = partitions.by_name(by) if isinstance(by, str) else by
+            if clients is None:
+                raise ConfigError(f"say into how many clients the data is cut by {by!r}: clients=20, for example")
+            try:
+                parts = function(targets.numpy(), clients=clients, seed=seed, **parameters)
+            except TypeError as error:
+                raise ConfigError(f"partition {by!r} with {sorted(parameters)}: {error}") from error
+            named = {str(i): part for i, part in enumerate(parts)}
+        else:
+            ids = by.numpy() if isinstance(by, Tensor) else np.asarray(by)
+            if len(ids) != len(targets):
+                raise DataError(f"{len(ids)} client ids for {len(targets)} samples; give one id per sample")
+            named = partitions.natural(ids)
+        split = {
+            name: partitions.hold_out(np.asarray(part), test_share, seed=seed, client=i, purpose="test")
+            if len(part)
+            else (np.asarray(part, dtype=np.int64), np.asarray(part, dtype=np.int64))
+            for i, (name, part) in enumerate(named.items())
+        }
+        pool = ArrayPool(inputs, targets, prepare)
+        return cls._pooled(pool, split, classes=classes, validation_share=validation_share, seed=seed)
+
+    @classmethod
+    def lazy(
+        cls,
+        clients: int | Sequence[str],
+        load: Callable[[int], tuple[Array, Array, Array, Array]],
+        *,
+        classes: int | None = None,
+        fingerprint: str = "",
+    ) -> Federation:
+        """Clients that are made when they are needed: ``load(i)`` gives ``(x, y, x_test, y_test)``.
+
+        ``fingerprint`` names the data, so that a run is not resumed on other data by mistake.
+        """
+
+        def client(index: int) -> ClientData:
+            x, y, x_test, y_test = (_tensor(a) for a in load(index))
+            pool = ArrayPool(torch.cat([x, x_test]), torch.cat([y, y_test]))
+            _check_targets(pool.targets, classes, where=f"client {names[index]!r}")
+            n = len(y)
+            nothing = torch.empty(0, dtype=torch.int64)
+            return ClientData(pool, torch.arange(n), torch.arange(n, n + len(y_test)), nothing)
+
+        names: Sequence[str] = _Numbers(clients) if isinstance(clients, int) else clients
+        return cls(client, names=names, classes=classes, fingerprint=f"lazy {len(names)} {fingerprint}")
+
+    @classmethod
+    def _pooled(
+        cls,
+        pool: ArrayPool,
+        parts: Mapping[str, tuple[partitions.Index, partitions.Index]],
+        *,
+        classes: int | None,
+        validation_share: float,
+        seed: int,
+    ) -> Federation:
+        x, y = pool.inputs, pool.targets
+        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+            bad = int((~torch.isfinite(x.reshape(len(x), -1)).all(1)).sum())
+            raise DataError(f"{bad} of {len(x)} samples hold numbers that are not finite: clean or drop them first")
+        classes = _check_targets(y, classes, where="the data")
+        data: list[ClientData] = []
+        check = hashlib.blake2b(digest_size=16)
+        for tensor in (x, y):
+            check.update(tensor.contiguous().numpy().tobytes())
+        for number, (name, (train, test)) in enumerate(parts.items()):
+            if len(train) == 0:
+                raise DataError(
+                    f"client {name!r} has no training samples: leave it out of the federation, or give it at least one"
+                )
+            own, validation = partitions.hold_out(
+                train, validation_share, seed=seed, client=number, purpose="validation"
+            )
+            indices = [torch.from_numpy(np.ascontiguousarray(i, dtype=np.int64)) for i in (own, test, validation)]
+            for index in indices:
+                check.update(index.numpy().tobytes() + b"|")
+            data.append(ClientData(pool, indices[0], indices[1], indices[2]))
+        return cls(data.__getitem__, names=list(parts), classes=classes, fingerprint=check.hexdigest(), pool=pool)
+
+
+class _Numbers(Sequence[str]):
+    """The names "0", "1", ... without holding them."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: Any) -> Any:
+        return str(range(self.n)[index])
+
+
+def _tensor(array: Array) -> Tensor:
+    tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
+    if tensor.dtype == torch.float64:
+        return tensor.to(torch.get_default_dtype())
+    return tensor.long() if tensor.dtype in (torch.int32, torch.int16, torch.int8) else tensor
+
+
+def _read(name: str, dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
+    try:
+        n = len(dataset)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise DataError(f"the dataset of client {name!r} has no length; a map-style Dataset is needed") from error
+    if n == 0:
+        raise DataError(f"client {name!r} has no samples: leave it out of the federation, or give it at least one")
+    try:
+        x, y = default_collate([dataset[i] for i in range(n)])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"the dataset of client {name!r} does not give (input, target) pairs of one shape: {error}"
+        ) from error
+    return x, y
+
+
+def _check_targets(targets: Tensor, classes: int | None, *, where: str) -> int | None:
+    """Class labels are integers from 0 to classes - 1; real targets mean regression and have no classes."""
+    if targets.is_floating_point():
+        return None
+    if len(targets) == 0:
+        return classes
+    low, high = int(targets.min()), int(targets.max())
+    if low < 0 or (classes is not None and high >= classes):
+        allowed = f"0..{classes - 1}" if classes is not None else "0, 1, 2, ..."
+        raise DataError(f"{where} has labels from {low} to {high}; allowed: {allowed}")
+    return high + 1 if classes is None else classes

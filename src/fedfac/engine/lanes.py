@@ -1,0 +1,281 @@
+"""The in-process engine: lanes.
+
+A lane trains one client at a time with an unmodified copy of the model: on a CPU a thread with one
+intra-op thread, on a GPU the device. Which lane a client runs on makes no difference to its numbers, and
+everything that is added up is added in the order of the cohort, so results are bitwise the same for any
+number of lanes.
+
+Tensors that are shared as a whole are added to the sum as each client finishes; only what is decided by
+element, or personal, waits for the split: a cohort of a thousand costs little more than a cohort of ten.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import queue
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fedfac.aggregate import Sums
+from fedfac.anatomy import Anatomy
+from fedfac.data.federation import ClientData, Federation
+from fedfac.engine.protocol import Score
+from fedfac.engine.store import Store
+from fedfac.errors import ConfigError
+from fedfac.method import Phase, Step
+from fedfac.moments import Additive
+from fedfac.noise import how_it_draws
+from fedfac.rules import Rule
+from fedfac.split import Split
+from fedfac.state import State, clone, copy_into, references
+from fedfac.training import Local, Outcome, train_client
+
+EVALUATION_BATCH = 512
+Item = TypeVar("Item")
+Job = TypeVar("Job")
+Done = TypeVar("Done")
+
+
+class Lane:
+    """One copy of the model."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.model = copy.deepcopy(model).to(device)
+        self.state = references(self.model)
+        self._holds: State | None = None
+
+    def load(self, server: State, composed: State | None) -> None:
+        """Write a client's model into the lane; the server's own state is not written twice in a row."""
+        if composed is not None:
+            copy_into(self.state, composed)
+            self._holds = None
+        elif self._holds is not server:
+            copy_into(self.state, server)
+            self._holds = server
+
+    def touched(self) -> None:
+        """The lane's tensors were trained: they are nobody's state any more."""
+        self._holds = None
+
+
+@dataclass
+class _Held:
+    """What one client holds between training and keeping."""
+
+    samples: int
+    before: State
+    after: State
+
+
+@dataclass
+class _Cohort:
+    """The clients that have just trained."""
+
+    sums: State = field(default_factory=dict)
+    weight: float = 0.0
+    held: dict[int, _Held] = field(default_factory=dict)
+
+
+class LaneEngine:
+    """Clients in this process. ``lanes`` defaults to the number of cores (one on a GPU)."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        federation: Federation,
+        phases: Sequence[Phase],
+        local: Local,
+        store: Store,
+        *,
+        seed: int,
+        lanes: int | None = None,
+        device: str | torch.device | None = None,
+    ) -> None:
+        self.device = pick_device(device)
+        if lanes is not None and lanes < 1:
+            raise ConfigError(f"lanes is {lanes}; at least one client must be trained at a time")
+        on_cpu = self.device.type == "cpu"
+        self.lanes = lanes or (_cores() if on_cpu else 1)
+        self.federation = federation.to(self.device)
+        self.phases, self.local, self.store, self.seed = phases, local, store, seed
+        self.layers = {layer.name: layer for layer in Anatomy.of(model).layers}
+        self._free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
+        first = Lane(model, self.device)
+        self.seeded = how_it_draws(lambda: self._try(first.model), self.device)
+        for lane in [first, *(Lane(model, self.device) for _ in range(self.lanes - 1))]:
+            lane.load(first.state, clone(references(model)))  # trying the model may have moved its statistics
+            self._free.put(lane)
+        self._threads_before = torch.get_num_threads()
+        if on_cpu:
+            torch.set_num_threads(1)  # small models lose by more, and sums must not depend on the machine
+        self._pool = ThreadPoolExecutor(self.lanes, initializer=torch.set_num_threads, initargs=(1,))
+        self._cohort = _Cohort()
+
+    def train(self, round: int, server: State, split: Split, cohort: Sequence[int]) -> dict[int, Outcome]:
+        """Clients train in lanes; whole shared tensors are added up in the order of the cohort."""
+        now = self._cohort = _Cohort()
+
+        def prepare(client: int) -> tuple[int, ClientData, State]:
+            own = self.store.get(client) if split.kept else None
+            return client, self.federation.client(client), split.overlay(server, own)
+
+        def work(lane: Lane, job: tuple[int, ClientData, State]) -> tuple[int, Outcome, _Held]:
+            client, data, composed = job
+            lane.load(server, composed)
+            outcome = train_client(
+                lane.model,
+                lane.state,
+                data,
+                self.phases,
+                self.local,
+                received=composed,
+                seeded=self.seeded,
+                seed=self.seed,
+                round=round,
+                client=client,
+                device=self.device,
+            )
+            lane.touched()
+            before = {name: composed[name] for name in split.owners}
+            after = {} if outcome.problem else clone(lane.state)
+            return client, outcome, _Held(outcome.samples, before, after)
+
+        outcomes: dict[int, Outcome] = {}
+        for client, outcome, held in self._in_order(cohort, prepare, work):
+            outcomes[client] = outcome
+            if outcome.problem is None:
+                whole = {name: held.after.pop(name) for name in list(held.after) if name not in split.kept}
+                _add(now.sums, whole, held.samples)
+                now.weight += held.samples
+                now.held[client] = held
+        return outcomes
+
+    def moments(self, rule: Rule) -> dict[str, Additive]:
+        """Clients measure in lanes; the sum is in the order of the cohort."""
+        totals: dict[str, Additive] = {}
+        names = [name for name in rule.tau if name in self.layers]
+
+        def measure(lane: Lane, held: _Held) -> dict[str, Additive | None]:  # noqa: ARG001
+            return {name: rule.measure(self.layers[name], held.before, held.after) for name in names}
+
+        for measured in self._in_order(self._cohort.held.values(), lambda held: held, measure):
+            for name, value in measured.items():
+                if value is not None:
+                    totals[name] = totals[name] + value if name in totals else value
+        return totals
+
+    def collect(self, split: Split) -> Sums:
+        """The sums that were waiting, and of the other tensors what the split shares."""
+        values = dict(self._cohort.sums)
+        for held in self._cohort.held.values():
+            _add(values, split.shared(held.after), held.samples)
+        return Sums(values, self._cohort.weight)
+
+    def keep(self, split: Split) -> None:
+        """Every client of the cohort stores its own tensors."""
+        if split.kept:
+            for client, held in self._cohort.held.items():
+                self.store.put(client, {name: held.after[name].cpu() for name in sorted(split.kept)})
+        self._cohort = _Cohort()
+
+    def evaluate(self, server: State, split: Split, clients: Sequence[int]) -> list[Score]:
+        """Each client's composed model on its test samples."""
+
+        def prepare(client: int) -> tuple[int, ClientData, State | None]:
+            own = self.store.get(client) if split.kept else None
+            composed = split.overlay(server, own) if own else None
+            return client, self.federation.client(client), composed
+
+        def work(lane: Lane, job: tuple[int, ClientData, State | None]) -> Score:
+            client, data, composed = job
+            lane.load(server, composed)
+            return self._score(lane.model, client, data)
+
+        return list(self._in_order(clients, prepare, work))
+
+    def close(self) -> None:
+        """Wait for running clients, drop the others, and give the cores back."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        torch.set_num_threads(self._threads_before)
+
+    @torch.no_grad()
+    def _score(self, model: nn.Module, client: int, data: ClientData) -> Score:
+        model.eval()
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        answers = 0
+        for index in torch.split(data.test, EVALUATION_BATCH):
+            inputs, targets = data.pool.batch(index)
+            outputs = model(inputs)
+            loss += self.local.loss(outputs, targets).double() * len(index)
+            if self.federation.classes is not None:
+                correct += (outputs.argmax(1) == targets).sum()
+                answers += targets.numel()
+        samples = len(data.test)
+        mean = float(loss) / samples if samples else 0.0
+        if self.federation.classes is None:
+            return Score(client, samples, None, mean)
+        return Score(client, answers, int(correct), mean)
+
+    def _try(self, model: nn.Module) -> Tensor:
+        data = self.federation.client(0)
+        inputs, targets = data.pool.batch(data.train[: self.local.batch_size])
+        model.train()
+        losses = [
+            phase.objective(Step(model, inputs, targets, self.local.loss, references(model))) for phase in self.phases
+        ]
+        return losses[-1]
+
+    def _in_order(
+        self, items: Iterable[Item], prepare: Callable[[Item], Job], work: Callable[[Lane, Job], Done]
+    ) -> Iterator[Done]:
+        """Map over lanes; results come in the order of the items, and only a few wait at a time."""
+
+        def on_lane(job: Job) -> Done:
+            lane = self._free.get()
+            try:
+                return work(lane, job)
+            finally:
+                self._free.put(lane)
+
+        waiting: deque[Future[Done]] = deque()
+        try:
+            for item in items:
+                if len(waiting) >= 3 * self.lanes:
+                    yield waiting.popleft().result()
+                waiting.append(self._pool.submit(on_lane, prepare(item)))
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def pick_device(device: str | torch.device | None) -> torch.device:
+    """The device asked for; by default a GPU if there is one."""
+    if device is not None and str(device) != "auto":
+        try:
+            return torch.device(device)
+        except RuntimeError as error:
+            raise ConfigError(f"device is {device!r}: {error}") from error
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@torch.no_grad()
+def _add(sums: State, part: State, weight: int) -> None:
+    for name, tensor in part.items():
+        if name in sums:
+            sums[name].add_(tensor.double(), alpha=weight)
+        else:
+            sums[name] = tensor.double() * weight

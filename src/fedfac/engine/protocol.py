@@ -1,0 +1,54 @@
+"""The line between clients and server.
+
+A round is train, moments (only for rules that measure), collect, keep. What ``train`` makes stays with the
+clients; what the other calls return are sums over clients and counts. That line is the same in process and
+over a network, so privacy is a property of the design.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedfac.aggregate import Sums
+from fedfac.moments import Additive
+from fedfac.rules import Rule
+from fedfac.split import Split
+from fedfac.state import State
+from fedfac.training import Outcome
+
+
+@dataclass(frozen=True)
+class Score:
+    """One client's evaluation: counts and a loss, no sample."""
+
+    client: int
+    samples: int
+    correct: int | None  # None when there are no classes
+    loss: float  # mean over the samples
+
+
+class Engine(Protocol):
+    """Where clients live."""
+
+    def train(self, round: int, server: State, split: Split, cohort: Sequence[int]) -> dict[int, Outcome]:
+        """Every client of the cohort composes its model and trains it; results stay with the clients.
+
+        A client whose training failed reports its problem and takes no part in what follows.
+        """
+
+    def moments(self, rule: Rule) -> dict[str, Additive]:
+        """By layer, the sum of what the rule measures on the clients that have just trained."""
+
+    def collect(self, split: Split) -> Sums:
+        """Σ n_k·(shared part) over the clients that have just trained."""
+
+    def keep(self, split: Split) -> None:
+        """The clients store what is not shared as a whole."""
+
+    def evaluate(self, server: State, split: Split, clients: Sequence[int]) -> list[Score]:
+        """Each client tests its own composed model on its own test data."""
+
+    def close(self) -> None:
+        """Let go of threads and devices."""

@@ -1,0 +1,53 @@
+"""One tree of exceptions. A message says what came, what is allowed, and the likely fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class FedfacError(Exception):
+    """Base of every error that fedfac raises on purpose."""
+
+
+class ConfigError(FedfacError, ValueError):
+    """A setting is unknown, out of range, or contradicts another one."""
+
+
+class LayerError(ConfigError):
+    """A layer was named that the model does not have, or that has no hidden elements."""
+
+
+class DataError(FedfacError, ValueError):
+    """The data of a federation cannot be trained on."""
+
+
+class ModelError(FedfacError, ValueError):
+    """A model does not fit the data, the method or the checkpoint."""
+
+
+class MethodError(FedfacError):
+    """A method breaks a law that every method must keep; raised by ``check_method``."""
+
+
+class RunError(FedfacError, RuntimeError):
+    """A run directory is missing, damaged, in use, or belongs to another run."""
+
+
+class TrainingError(FedfacError, RuntimeError):
+    """Training cannot go on; the last whole round is saved."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The nearest known name as a question, or everything that is known.
+
+    >>> did_you_mean("fedfca", ["fedavg", "fedfac"])
+    "Did you mean 'fedfac'?"
+    >>> did_you_mean("zzz", ["fedavg", "fedfac"])
+    'Known: fedavg, fedfac.'
+    """
+    names = list(known)
+    close = get_close_matches(name, names, n=3, cutoff=0.6)
+    if close:
+        return f"Did you mean {' or '.join(repr(c) for c in close)}?"
+    return f"Known: {', '.join(names) if names else 'none'}."

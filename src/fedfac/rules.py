@@ -1,0 +1,213 @@
+"""Rules: from sums over clients to a split.
+
+Every rule gives each element of a layer a score, and a threshold τ_l cuts the scores: ζ_lj = 1 (shared) if
+ν_lj ≥ τ_l (paper 4.1). FedFac's score is the communality; the others are controls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from fedfac.anatomy import Anatomy, Layer, LayerKey
+from fedfac.errors import ConfigError, did_you_mean
+from fedfac.factor import ESTIMATORS, check_kappa, factor_analysis
+from fedfac.moments import Additive, Moments, Spread
+from fedfac.seeds import stream
+from fedfac.split import Mask, Split
+
+BASES = ("weights", "updates")
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """τ: a quantile of the scores ("50%": that share of the elements is personal) or an absolute value."""
+
+    quantile: float | None = None
+    value: float = 0.0
+
+    @classmethod
+    def parse(cls, tau: str | float) -> Threshold:
+        """Read ``"50%"``, ``"inf"`` (all personal), ``0`` (all shared) or a number.
+
+        >>> Threshold.parse("50%"), Threshold.parse("inf")
+        (Threshold(quantile=0.5, value=0.0), Threshold(quantile=None, value=inf))
+        """
+        text = str(tau).strip()
+        try:
+            number = float(text.removesuffix("%"))
+        except ValueError:
+            number = math.nan
+        if text.endswith("%") and 0 <= number <= 100:
+            return cls(quantile=number / 100)
+        if not text.endswith("%") and number >= 0 and not isinstance(tau, bool):
+            return cls(value=number)
+        raise ConfigError(
+            f"tau is {tau!r}; allowed: a quantile from '0%' to '100%' (that share of the elements is personal), "
+            "'inf' (all personal), or a number from 0 (all shared) up, which is compared with the scores themselves"
+        )
+
+    def cut(self, scores: Tensor) -> tuple[Mask, float]:
+        """The mask (True = shared; ties at τ are shared) and the value of τ behind it."""
+        value = self.value if self.quantile is None else float(torch.quantile(scores, self.quantile))
+        return tuple((scores >= value).tolist()), value
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One number per element, high = shared, and what the record should say about them."""
+
+    values: Tensor
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A new split, with the scores and notes behind every layer's mask."""
+
+    split: Split
+    scores: Mapping[str, list[float]]
+    notes: Mapping[str, Mapping[str, Any]]
+
+
+class Rule(Protocol):
+    """How the elements of a layer are scored."""
+
+    measures: ClassVar[bool]  # whether it needs anything of the clients at all
+
+    @property
+    def tau(self) -> Mapping[str, Threshold]:
+        """The threshold of every layer that the rule decides."""
+
+    def measure(self, layer: Layer, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Additive | None:
+        """What a client contributes, from its state before and after local training; None if nothing."""
+
+    def score(self, layer: str, elements: int, total: Additive | None, *, seed: int, round: int) -> Scores:
+        """Scores of one layer from the sum of all contributions."""
+
+
+def decide(rule: Rule, split: Split, sums: Mapping[str, Additive], *, seed: int, round: int) -> Decision:
+    """Apply a rule to every layer that the split decides by element."""
+    masks: dict[str, Mask] = {}
+    scores: dict[str, list[float]] = {}
+    notes: dict[str, Mapping[str, Any]] = {}
+    for layer, old in split.masks.items():
+        made = rule.score(layer, len(old), sums.get(layer), seed=seed, round=round)
+        masks[layer], value = rule.tau[layer].cut(made.values)
+        scores[layer] = made.values.tolist()
+        notes[layer] = {"tau": value if math.isfinite(value) else "inf", **made.notes}
+    return Decision(split.with_masks(masks), scores, notes)
+
+
+@dataclass(frozen=True)
+class FactorRule:
+    """FedFac's rule: the communality of an element (paper 4.1). A dead element has ν = 0."""
+
+    tau: Mapping[str, Threshold]
+    kappa: Mapping[str, float]
+    estimator: str = "principal-axis"
+    on: str = "weights"
+    measures: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for kappa in self.kappa.values():
+            check_kappa(kappa)
+        if self.estimator not in ESTIMATORS:
+            raise ConfigError(f"estimator is {self.estimator!r}. {did_you_mean(self.estimator, ESTIMATORS)}")
+        if self.on not in BASES:
+            raise ConfigError(f"on is {self.on!r}; factor analysis is on {' or on '.join(BASES)}")
+
+    def measure(self, layer: Layer, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Moments:
+        """The client's moments of its weights (as the authors do) or of their updates."""
+        return Moments.of(layer, after, minus=before if self.on == "updates" else None)
+
+    def score(self, layer: str, elements: int, total: Additive | None, *, seed: int, round: int) -> Scores:
+        """ν of every element, from factor analysis of the elements that have variance."""
+        if not isinstance(total, Moments):
+            raise ConfigError(f"factor analysis needs the moments of layer {layer!r}; it was given {total!r}")
+        alive = ~total.dead
+        values = torch.zeros(elements, dtype=torch.float64)
+        notes: dict[str, Any] = {
+            "factors": 0,
+            "iterations": 0,
+            "converged": True,
+            "dead": int(total.dead.sum()),
+        }
+        if bool(alive.any()):
+            correlation = total.correlation()[alive][:, alive].cpu()
+            found = factor_analysis(correlation, kappa=self.kappa[layer], estimator=self.estimator)
+            values[alive.cpu()] = found.communality
+            notes |= {
+                "factors": found.n_factors,
+                "iterations": found.iterations,
+                "converged": found.converged,
+            }
+        return Scores(values, notes)
+
+
+@dataclass(frozen=True)
+class RandomRule:
+    """Random scores: drawn once for a run, or redrawn every round. The two behave very differently:
+
+    hidden units are exchangeable at the start, so a *fixed* random split of the right size is as good as the
+    true one; the paper's "random is much inferior" is the redrawn kind.
+    """
+
+    tau: Mapping[str, Threshold]
+    redraw: bool = False
+    measures: ClassVar[bool] = False
+
+    def measure(self, layer: Layer, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
+        """Nothing leaves a client for a random split."""
+
+    def score(
+        self,
+        layer: str,
+        elements: int,
+        total: Additive | None,
+        *,
+        seed: int,
+        round: int,
+    ) -> Scores:
+        """Uniform numbers."""
+        draws = stream(seed, "random split", layer, round if self.redraw else 0).random(elements)
+        return Scores(torch.from_numpy(draws))
+
+
+@dataclass(frozen=True)
+class VarianceRule:
+    """One minus the relative between-client variance: what differs between clients is personal."""
+
+    tau: Mapping[str, Threshold]
+    measures: ClassVar[bool] = True
+
+    def measure(self, layer: Layer, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Spread:
+        """The client's sums."""
+        return Spread.of(layer, after)
+
+    def score(self, layer: str, elements: int, total: Additive | None, *, seed: int, round: int) -> Scores:
+        """1 − Var_c / E‖z‖²."""
+        if not isinstance(total, Spread):
+            raise ConfigError(f"the variance rule needs the spread of layer {layer!r}; it was given {total!r}")
+        return Scores(1 - total.variance().cpu())
+
+
+def per_layer(name: str, value: Any, anatomy: Anatomy, layers: tuple[Layer, ...]) -> dict[str, Any]:
+    """One value for all layers, or a mapping from layer (number or name) to value, by layer name."""
+    if not isinstance(value, Mapping):
+        return {layer.name: value for layer in layers}
+    keyed: dict[LayerKey, Any] = {
+        int(k) if isinstance(k, str) and k.lstrip("-").isdigit() else k: v for k, v in value.items()
+    }
+    named = {anatomy.layer(key).name: v for key, v in keyed.items()}
+    wanted = {layer.name for layer in layers}
+    if named.keys() != wanted:
+        raise ConfigError(
+            f"{name} is given for the layers {sorted(named)}, but the layers to split are {sorted(wanted)}"
+        )
+    return named

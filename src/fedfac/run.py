@@ -1,0 +1,325 @@
+"""Run directory: what was asked for, what came out of every round, and the state to go on from.
+
+    config.json     what was asked for, and which model and data it was for
+    metrics.jsonl   one line a round, the same bytes for the same run
+    timing.jsonl    seconds, kept apart because they differ from run to run
+    state.sqlite    records, splits, the server's state and every client's personal state
+
+A round is one transaction of ``state.sqlite``: a kill at any moment leaves the last whole round.
+``metrics.jsonl`` is written from it. Tensors are safetensors bytes with a checksum; there is no pickle. One
+process at a time may write (an operating-system lock, which dies with its process).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from fedfac.errors import RunError
+from fedfac.split import Split, mask_of, mask_text
+from fedfac.state import State, digest, from_bytes, to_bytes
+
+FORMAT = 1
+_SCHEMA = """
+CREATE TABLE rounds (round INTEGER PRIMARY KEY, record TEXT NOT NULL, masks TEXT NOT NULL, scores TEXT NOT NULL);
+CREATE TABLE server (id INTEGER PRIMARY KEY CHECK (id = 0), data BLOB NOT NULL, digest TEXT NOT NULL);
+CREATE TABLE personal (client INTEGER PRIMARY KEY, data BLOB NOT NULL, digest TEXT NOT NULL);
+CREATE TABLE evaluation (id INTEGER PRIMARY KEY CHECK (id = 0), round INTEGER NOT NULL, clients TEXT NOT NULL);
+"""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The last whole round."""
+
+    round: int
+    server: State
+    masks: Mapping[str, tuple[bool, ...]]
+
+
+class RunDirectory:
+    """One run's files. Use :meth:`create`, :meth:`resume` (to write) or :meth:`read`."""
+
+    def __init__(self, path: Path, config: dict[str, Any], lock: FileLock | None) -> None:
+        self.path, self.config, self._lock = path, config, lock
+        self._db = _connect(path / "state.sqlite", writable=lock is not None)
+
+    @classmethod
+    def create(cls, path: str | Path, config: dict[str, Any]) -> RunDirectory:
+        """A new run in an empty or new folder."""
+        path = Path(path)
+        cls.check_free(path)
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _locked(path)
+        try:
+            for leftover in path.glob("state.sqlite*"):  # a start that was killed before it had a config
+                leftover.unlink()
+            with contextlib.closing(sqlite3.connect(path / "state.sqlite")) as db:
+                db.execute("PRAGMA journal_mode=WAL")
+                db.executescript(_SCHEMA)
+            config = {"format": FORMAT, **config}
+            atomic_write(path / "config.json", json.dumps(config, indent=1) + "\n")
+            return cls(path, config, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    @staticmethod
+    def check_free(path: str | Path) -> None:
+        """Fail if a new run cannot be made there; nothing is written."""
+        path = Path(path)
+        if path.exists() and not path.is_dir():
+            raise RunError(f"{path} is a file; a run needs a folder of its own")
+        if (path / "config.json").exists():
+            raise RunError(
+                f"{path} already holds a run: go on with 'fedfac resume {path}' (resume=True in Python), "
+                "or choose another folder"
+            )
+        others = [p.name for p in path.iterdir() if p.name not in _OURS] if path.is_dir() else []
+        if others:
+            raise RunError(f"{path} is not empty ({', '.join(sorted(others)[:3])}): a run needs a folder of its own")
+
+    @classmethod
+    def resume(cls, path: str | Path) -> RunDirectory:
+        """An existing run, locked for writing, checked from end to end."""
+        path = Path(path)
+        config = read_config(path)
+        lock = _locked(path)
+        try:
+            run = cls(path, config, lock)
+            run._check_whole()
+            run._rebuild_metrics()
+        except BaseException:
+            lock.release()
+            raise
+        return run
+
+    @classmethod
+    def read(cls, path: str | Path) -> RunDirectory:
+        """An existing run, to look at; it may be running."""
+        return cls(Path(path), read_config(path), None)
+
+    def get(self, client: int) -> State | None:
+        """A client's personal state (this is the run's ``Store``)."""
+        row = self._one("SELECT data, digest FROM personal WHERE client = ?", (client,))
+        return None if row is None else self._state(f"the personal state of client {client}", *row)
+
+    def put(self, client: int, state: State) -> None:
+        """Store a client's personal state; it counts once the round is committed."""
+        data = to_bytes(state)
+        self._begin()
+        self._execute("INSERT OR REPLACE INTO personal VALUES (?, ?, ?)", (client, data, digest(data)))
+
+    def commit(
+        self,
+        record: dict[str, Any],
+        server: State,
+        split: Split,
+        *,
+        scores: Mapping[str, list[float]],
+        clients: list[dict[str, Any]] | None,
+        timing: Mapping[str, float],
+    ) -> None:
+        """Make a round whole: all of it is on disk after this, or none of it."""
+        data = to_bytes(server)
+        masks = {layer: mask_text(mask) for layer, mask in split.masks.items()}
+        rounded = {layer: [round(v, 6) for v in values] for layer, values in scores.items()}
+        line = json.dumps(record)
+        self._begin()
+        self._execute(
+            "INSERT INTO rounds VALUES (?, ?, ?, ?)",
+            (record["round"], line, json.dumps(masks), json.dumps(rounded)),
+        )
+        self._execute("INSERT OR REPLACE INTO server VALUES (0, ?, ?)", (data, digest(data)))
+        if clients is not None:
+            self._execute("INSERT OR REPLACE INTO evaluation VALUES (0, ?, ?)", (record["round"], json.dumps(clients)))
+        self._execute("COMMIT")
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(line + "\n")
+        with (self.path / "timing.jsonl").open("a") as file:
+            file.write(json.dumps({"round": record["round"], **timing}) + "\n")
+
+    def rollback(self) -> None:
+        """Forget what was stored since the last whole round."""
+        if self._db.in_transaction:
+            self._db.rollback()
+
+    def checkpoint(self) -> Checkpoint | None:
+        """The last whole round, or None before the first."""
+        row = self._one("SELECT round, masks FROM rounds ORDER BY round DESC LIMIT 1")
+        if row is None:
+            return None
+        blob = self._one("SELECT data, digest FROM server")
+        if blob is None:
+            raise self._damaged("it has rounds but no server state")
+        return Checkpoint(row[0], self._state("the server's state", *blob), _masks(row[1]))
+
+    def records(self) -> list[dict[str, Any]]:
+        """The records of all whole rounds."""
+        return [json.loads(row[0]) for row in self._all("SELECT record FROM rounds ORDER BY round")]
+
+    def masks(self) -> dict[int, dict[str, tuple[bool, ...]]]:
+        """The masks of every round, by layer."""
+        return {row[0]: _masks(row[1]) for row in self._all("SELECT round, masks FROM rounds ORDER BY round")}
+
+    def scores(self) -> dict[int, dict[str, list[float]]]:
+        """The scores (ν) behind the masks of every round in which they were decided."""
+        rows = self._all("SELECT round, scores FROM rounds ORDER BY round")
+        return {row[0]: json.loads(row[1]) for row in rows if row[1] != "{}"}
+
+    def clients(self) -> list[dict[str, Any]]:
+        """The last evaluation, client by client."""
+        row = self._one("SELECT clients FROM evaluation")
+        return [] if row is None else list(json.loads(row[0]))
+
+    def close(self) -> None:
+        """Close the files and let others write."""
+        self._db.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    def _begin(self) -> None:
+        if not self._db.in_transaction:
+            self._execute("BEGIN IMMEDIATE")
+
+    def _check_whole(self) -> None:
+        verdict = self._all("PRAGMA quick_check")
+        if verdict != [("ok",)]:
+            raise self._damaged(str(verdict[0][0]))
+        tables = {row[0] for row in self._all("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not {"rounds", "server", "personal", "evaluation"} <= tables:
+            raise self._damaged(f"it has the tables {sorted(tables)}")
+        for row in self._iterate("SELECT client, data, digest FROM personal"):
+            if digest(row[1]) != row[2]:
+                raise self._damaged(f"the personal state of client {row[0]} does not match its checksum")
+
+    def _rebuild_metrics(self) -> None:
+        """Write metrics.jsonl anew from the whole rounds; a kill may have cost it its last line."""
+        path = self.path / "metrics.jsonl"
+        text = "".join(json.dumps(record) + "\n" for record in self.records())
+        found = path.read_text(errors="replace") if path.exists() else ""
+        if not text.startswith(found):
+            raise RunError(
+                f"{path} does not say what state.sqlite says: one of the two was changed by hand or damaged. "
+                "Move metrics.jsonl away to have it written anew from state.sqlite; nothing was changed."
+            )
+        if found != text:
+            atomic_write(path, text)
+
+    def _state(self, what: str, data: bytes, check: str) -> State:
+        if digest(data) != check:
+            raise self._damaged(f"{what} does not match its checksum")
+        return from_bytes(data)
+
+    def _damaged(self, why: str) -> RunError:
+        return RunError(
+            f"{self.path / 'state.sqlite'} is damaged ({why}). Nothing was changed; restore it from a backup, "
+            "or start the run again in another folder."
+        )
+
+    def _execute(self, sql: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+        try:
+            return self._db.execute(sql, values)
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(str(error)) from error
+
+    def _iterate(self, sql: str, values: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+        cursor = self._execute(sql, values)
+        while True:
+            try:
+                row = cursor.fetchone()
+            except sqlite3.DatabaseError as error:
+                raise self._damaged(str(error)) from error
+            if row is None:
+                return
+            yield row
+
+    def _all(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        return list(self._iterate(sql, values))
+
+    def _one(self, sql: str, values: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
+        return next(self._iterate(sql, values), None)
+
+
+_OURS = frozenset({"lock", "state.sqlite", "state.sqlite-wal", "state.sqlite-shm", "state.sqlite-journal"})
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """A run's config.json, of the format that this version reads."""
+    path = Path(path)
+    file = path / "config.json"
+    try:
+        config = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise RunError(f"{path} holds no run: there is no {file.name} in it") from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise RunError(f"{file} cannot be read ({error}); nothing was changed") from error
+    found = config.get("format") if isinstance(config, dict) else None
+    if found != FORMAT:
+        raise RunError(
+            f"{path} was written in run format {found!r}; this version of fedfac reads format {FORMAT}. "
+            f"Use the version that wrote it ({config.get('version', 'unknown') if isinstance(config, dict) else '?'})."
+        )
+    return dict(config)
+
+
+def check_same_run(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Fail unless the run in the folder is the one that is asked for; says which keys differ."""
+    different = [
+        f"{key} was {found.get(key)!r}, now {asked.get(key)!r}"
+        for key in sorted(found.keys() | asked.keys())
+        if found.get(key) != asked.get(key)
+    ]
+    if different:
+        raise RunError(
+            f"{path} holds another run: {'; '.join(different)}. Resume it with its own settings, "
+            "or choose another folder; nothing was changed."
+        )
+
+
+def atomic_write(path: Path, text: str) -> None:
+    """Write a whole file or nothing."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _masks(text: str) -> dict[str, tuple[bool, ...]]:
+    return {layer: mask_of(mask) for layer, mask in json.loads(text).items()}
+
+
+def _locked(path: Path) -> FileLock:
+    lock = FileLock(path / "lock", blocking=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise RunError(f"another process is writing to {path}: wait for it to end, or choose another folder") from error
+    return lock
+
+
+def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
+    if not path.exists():
+        raise RunError(f"{path} is missing: the run has lost its state")
+    mode = "rw" if writable else "ro"
+    try:
+        db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None)
+        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if writable:
+            db.execute("PRAGMA synchronous=NORMAL")
+    except sqlite3.DatabaseError as error:
+        raise RunError(f"{path} is damaged ({error}). Nothing was changed; restore it from a backup.") from error
+    return db

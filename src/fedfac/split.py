@@ -1,0 +1,265 @@
+"""Split: for every tensor of a state, shared by all, personal to a client, or decided element by element.
+
+This is the decomposition W_c = {W^s, W_c^p} of paper 3.1. A Split is a value: immutable, total over the
+state, comparable, printable, and saved as JSON. ``shared`` and ``personal`` cut a state into two disjoint
+parts (of a masked tensor, a part holds only its own numbers, in one row), ``compose`` puts them together::
+
+    split.compose(split.shared(state), split.personal(state)) == state
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedfac.anatomy import Anatomy, Layer, Rows
+from fedfac.errors import ConfigError, ModelError
+from fedfac.state import State
+
+Mask = tuple[bool, ...]
+NORM_OPTIONS = ("follow", "shared", "personal")
+
+
+@dataclass(frozen=True)
+class Change:
+    """How the masks of one layer differ between two splits."""
+
+    to_shared: tuple[int, ...]
+    to_personal: tuple[int, ...]
+    elements: int
+
+    @property
+    def kept(self) -> float:
+        """The share of elements that kept their side (paper 4.3.2)."""
+        return 1 - (len(self.to_shared) + len(self.to_personal)) / self.elements
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Where every number of a state lives.
+
+    ``shapes`` names every tensor. One in ``owners`` is decided by the mask of a layer (True = shared);
+    one in ``personal_tensors`` is wholly personal; every other one is wholly shared.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    personal_tensors: frozenset[str] = frozenset()
+    owners: Mapping[str, tuple[str, Rows]] = field(default_factory=dict)
+    masks: Mapping[str, Mask] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        unknown = (self.personal_tensors | self.owners.keys()) - self.shapes.keys()
+        if unknown:
+            raise ConfigError(f"the split places tensors that the state does not have: {sorted(unknown)}")
+        twice = self.personal_tensors & self.owners.keys()
+        if twice:
+            raise ConfigError(f"the split places tensors both as a whole and by element: {sorted(twice)}")
+        named = {layer for layer, _ in self.owners.values()}
+        if named != set(self.masks):
+            raise ConfigError(f"the split has masks for {sorted(self.masks)}, its tensors name {sorted(named)}")
+        for name in ("shapes", "owners", "masks"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    @classmethod
+    def of(
+        cls,
+        anatomy: Anatomy,
+        *,
+        layers: Iterable[Layer] = (),
+        personal: Iterable[str] = (),
+        norm: str = "follow",
+    ) -> Split:
+        """The split in which ``layers`` are decided by element (all shared at first) and ``personal``
+        tensors are personal. ``norm`` says what the normalisation after a decided layer does: ``follow``
+        its elements, or be ``shared`` or ``personal`` as a whole.
+        """
+        if norm not in NORM_OPTIONS:
+            raise ConfigError(f"norm is {norm!r}; allowed: {', '.join(NORM_OPTIONS)}")
+        whole = set(personal)
+        owners: dict[str, tuple[str, Rows]] = {}
+        masks: dict[str, Mask] = {}
+        for layer in layers:
+            rows = [*layer.weights, *layer.biases, *(layer.norm if norm == "follow" else ())]
+            if norm == "personal":
+                whole |= {r.tensor for r in layer.norm} | set(layer.norm_rest)
+            owners |= {r.tensor: (layer.name, r) for r in rows if r.tensor not in whole}
+            masks[layer.name] = (True,) * layer.elements
+        masks = {name: mask for name, mask in masks.items() if any(name == layer for layer, _ in owners.values())}
+        return cls(anatomy.shapes, frozenset(whole), owners, masks)
+
+    def with_masks(self, masks: Mapping[str, Sequence[bool]]) -> Split:
+        """The same split with other masks for some of its layers."""
+        for layer, mask in masks.items():
+            if layer not in self.masks or len(mask) != len(self.masks[layer]):
+                known = {name: len(own) for name, own in self.masks.items()}
+                raise ConfigError(f"a mask of {len(mask)} elements for layer {layer!r}; the split has {known}")
+        new = {name: tuple(bool(b) for b in masks.get(name, own)) for name, own in self.masks.items()}
+        return Split(self.shapes, self.personal_tensors, self.owners, new)
+
+    def place(self, tensor: str) -> str:
+        """``"shared"``, ``"personal"`` or ``"by element"``."""
+        if tensor not in self.shapes:
+            raise ModelError(f"the split knows no tensor {tensor!r}")
+        if tensor in self.owners:
+            return "by element"
+        return "personal" if tensor in self.personal_tensors else "shared"
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """The tensors that a client keeps: every one that is not shared as a whole."""
+        return self.personal_tensors | self.owners.keys()
+
+    def mask(self, tensor: str) -> Tensor:
+        """True where the tensor's numbers are shared, in the tensor's full shape."""
+        return self._full_masks[tensor]
+
+    @cached_property
+    def _full_masks(self) -> dict[str, Tensor]:
+        full = {}
+        for tensor, (layer, rows) in self.owners.items():
+            shape = self.shapes[tensor]
+            elements = torch.tensor(self.masks[layer], dtype=torch.bool)
+            full[tensor] = elements[rows.owner(shape)].expand(shape)
+        return full
+
+    def shared(self, state: Mapping[str, Tensor]) -> State:
+        """The shared part: whole tensors, and of masked ones the shared numbers only."""
+        return self._part(state, want=True)
+
+    def personal(self, state: Mapping[str, Tensor]) -> State:
+        """The personal part, the rest of the state."""
+        return self._part(state, want=False)
+
+    def _part(self, state: Mapping[str, Tensor], *, want: bool) -> State:
+        part = {}
+        for name, tensor in state.items():
+            if name in self.owners:
+                mask = self.mask(name).to(tensor.device)
+                part[name] = tensor[mask if want else ~mask]
+            elif (name not in self.personal_tensors) is want:
+                part[name] = tensor
+        return part
+
+    def compose(self, shared: Mapping[str, Tensor], personal: Mapping[str, Tensor]) -> State:
+        """The whole state from its two parts."""
+        state = {}
+        for name, shape in self.shapes.items():
+            if name in self.owners:
+                mask = self.mask(name).to(shared[name].device)
+                tensor = torch.empty(shape, dtype=shared[name].dtype, device=shared[name].device)
+                tensor[mask] = shared[name]
+                tensor[~mask] = personal[name]
+                state[name] = tensor
+            else:
+                state[name] = (personal if name in self.personal_tensors else shared)[name]
+        return state
+
+    def overlay(self, server: State, own: Mapping[str, Tensor] | None) -> State:
+        """A client's model: shared numbers from the server, personal ones from what the client kept.
+
+        ``own`` holds whole tensors, as the client last trained them; a client that has none yet gets the
+        server's values (it starts from the common point).
+        """
+        if not own:
+            return dict(server)
+        state = dict(server)
+        for name in self.kept & own.keys():
+            mine = own[name].to(server[name].device)
+            if name in self.owners:
+                state[name] = torch.where(self.mask(name).to(mine.device), server[name], mine)
+            else:
+                state[name] = mine
+        return state
+
+    def diff(self, before: Split) -> dict[str, Change]:
+        """By layer, which elements changed sides since ``before``."""
+        changes = {}
+        for layer, mask in self.masks.items():
+            old = before.masks.get(layer, mask)
+            pairs = list(zip(old, mask, strict=True))
+            changes[layer] = Change(
+                to_shared=tuple(j for j, (was, now) in enumerate(pairs) if now and not was),
+                to_personal=tuple(j for j, (was, now) in enumerate(pairs) if was and not now),
+                elements=len(mask),
+            )
+        return changes
+
+    @property
+    def shared_share(self) -> float:
+        """The share of shared elements among those decided by element; without any, of all numbers."""
+        if self.masks:
+            elements = [flag for mask in self.masks.values() for flag in mask]
+            return sum(elements) / len(elements)
+        sizes = {name: torch.Size(shape).numel() for name, shape in self.shapes.items()}
+        return sum(n for name, n in sizes.items() if name not in self.personal_tensors) / sum(sizes.values())
+
+    def shared_numel(self) -> int:
+        """How many numbers are shared: what a client sends in a round."""
+        return sum(
+            int(self.mask(name).sum()) if name in self.owners else torch.Size(shape).numel()
+            for name, shape in self.shapes.items()
+            if name not in self.personal_tensors
+        )
+
+    def to_json(self) -> str:
+        """The whole split as JSON text."""
+        return json.dumps(
+            {
+                "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+                "personal": sorted(self.personal_tensors),
+                "owners": {name: {"layer": layer, **asdict(rows)} for name, (layer, rows) in self.owners.items()},
+                "masks": {layer: mask_text(mask) for layer, mask in self.masks.items()},
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Split:
+        """The inverse of :meth:`to_json`."""
+        data: dict[str, Any] = json.loads(text)
+        owners = {}
+        for name, entry in data["owners"].items():
+            layer = entry.pop("layer")
+            owners[name] = (layer, Rows(**entry))
+        return cls(
+            {name: tuple(shape) for name, shape in data["shapes"].items()},
+            frozenset(data["personal"]),
+            owners,
+            {layer: mask_of(mask) for layer, mask in data["masks"].items()},
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Split) and self.to_json() == other.to_json()
+
+    def __str__(self) -> str:
+        lines = []
+        for layer, mask in self.masks.items():
+            lines.append(f"{layer}: {sum(mask)} of {len(mask)} elements shared  {mask_text(mask, '█', '░')}")
+        if self.personal_tensors:
+            lines.append(f"personal: {', '.join(sorted(self.personal_tensors))}")
+        whole = [name for name in self.shapes if name not in self.kept]
+        lines.append(f"shared: {', '.join(whole) if whole else 'nothing as a whole'}")
+        return "\n".join(lines)
+
+
+def mask_text(mask: Sequence[bool], shared: str = "1", personal: str = "0") -> str:
+    """A mask as a line of text.
+
+    >>> mask_text((True, False, True))
+    '101'
+    """
+    return "".join(shared if flag else personal for flag in mask)
+
+
+def mask_of(text: str) -> Mask:
+    """The inverse of :func:`mask_text`."""
+    return tuple(c == "1" for c in text)

@@ -1,0 +1,151 @@
+"""The one local loop: what a client does in a round (ClientUpdate in the paper's algorithms)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedfac.data.federation import ClientData
+from fedfac.errors import ConfigError, did_you_mean
+from fedfac.method import Loss, Phase, Step
+from fedfac.noise import Seeded
+from fedfac.seeds import generator, stream
+from fedfac.state import State, is_finite
+
+OPTIMIZERS = ("adam", "sgd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    """How clients train: the paper uses Adam with rate 1e-3, reset in every round."""
+
+    epochs: int = 5
+    batch_size: int = 32
+    lr: float = 1e-3
+    optimizer: str = "adam"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    loss: Loss = F.cross_entropy
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 1:
+            raise ConfigError(
+                f"epochs is {self.epochs} and batch_size {self.batch_size}; both are whole numbers from 1 up"
+            )
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise ConfigError(f"lr is {self.lr}; the learning rate is a positive number")
+        if not (self.weight_decay >= 0 and 0 <= self.momentum < 1):
+            raise ConfigError(
+                f"weight_decay is {self.weight_decay} and momentum {self.momentum}; "
+                "allowed: from 0 up, and from 0 to below 1"
+            )
+        if self.optimizer not in OPTIMIZERS:
+            raise ConfigError(f"optimizer is {self.optimizer!r}. {did_you_mean(self.optimizer, OPTIMIZERS)}")
+        if self.optimizer == "adam" and self.momentum:
+            raise ConfigError("momentum goes with optimizer 'sgd'; Adam has its own")
+
+    def make_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        """A fresh optimiser: its state does not outlive a phase."""
+        if self.optimizer == "adam":
+            return torch.optim.Adam(
+                parameters, lr=self.lr, betas=(0.9, 0.999), weight_decay=self.weight_decay, fused=True
+            )
+        return torch.optim.SGD(
+            parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=True
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a client reports of its training: numbers only."""
+
+    samples: int
+    loss: float
+    problem: str | None = None
+
+
+def train_client(
+    model: nn.Module,
+    state: State,
+    data: ClientData,
+    phases: Sequence[Phase],
+    local: Local,
+    *,
+    received: State,
+    seeded: Seeded,
+    seed: int,
+    round: int,
+    client: int,
+    device: torch.device,
+) -> Outcome:
+    """Train ``model`` (whose tensors are ``state``) in place, phase by phase."""
+    draws = generator(seed, "noise", round, client, device=device)
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    seen = 0
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for number, phase in enumerate(phases):
+        chosen = [p for name, p in trainable.items() if phase.trains is None or name in phase.trains]
+        if not chosen:
+            continue
+        _set_modes(model, trainable, phase.trains)
+        optimizer = local.make_optimizer(chosen)
+        for epoch in range(local.epochs if phase.epochs is None else phase.epochs):
+            order = stream(seed, "batches", round, client, number, epoch).permutation(data.size)
+            for index in batches(order, local.batch_size):
+                inputs, targets = data.pool.batch(data.train[index])
+                with seeded(draws):
+                    loss = phase.objective(Step(model, inputs, targets, local.loss, received))
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                total += loss.detach() * len(index)
+                seen += len(index)
+    _set_modes(model, trainable, None)
+    model.zero_grad(set_to_none=True)
+    mean = float(total) / seen if seen else 0.0
+    problem = None
+    if not math.isfinite(mean):
+        problem = f"its loss is {mean}"
+    elif not is_finite(state):
+        problem = "its weights are not finite"
+    return Outcome(data.size, mean, problem)
+
+
+def batches(order: npt.NDArray[np.int64], size: int) -> Iterator[Tensor]:
+    """Cut an order of samples into batches; a last batch of one sample joins the one before it.
+
+    (A batch normalisation cannot train on a single value.)
+
+    >>> [len(b) for b in batches(np.arange(7), 3)], [len(b) for b in batches(np.arange(2), 9)]
+    ([3, 4], [2])
+    """
+    index = torch.from_numpy(order)
+    starts = list(range(0, len(order), size))
+    if len(starts) > 1 and len(order) - starts[-1] == 1:
+        starts.pop()
+    for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
+        yield index[start:end]
+
+
+def _set_modes(model: nn.Module, trainable: dict[str, nn.Parameter], trains: frozenset[str] | None) -> None:
+    """Training mode, gradients for the tensors that are trained, and frozen buffers held still.
+
+    A module whose buffers are frozen (a batch normalisation in a frozen body) runs in evaluation mode:
+    frozen means that no number of it moves.
+    """
+    model.train()
+    for name, parameter in trainable.items():
+        parameter.requires_grad_(trains is None or name in trains)
+    if trains is None:
+        return
+    for prefix, module in model.named_modules():
+        own = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_buffers(recurse=False)]
+        if own and not trains.intersection(own):
+            module.eval()
