@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedfac.anatomy import Anatomy
     from fedfac.data.federation import Federation
     from fedfac.errors import FedfacError
+    from fedfac.experiment import load
     from fedfac.factor import factor_analysis
     from fedfac.method import Method, check_method
     from fedfac.moments import Moments
@@ -27,6 +28,7 @@ _HOMES = {
     "Anatomy": "anatomy",
     "Federation": "data.federation",
     "FedfacError": "errors",
+    "load": "experiment",
     "factor_analysis": "factor",
     "Method": "method",
     "check_method": "method",
@@ -59,5 +61,6 @@ __all__ = [
     "check_method",
     "factor_analysis",
     "fit",
+    "load",
     "methods",
 ]

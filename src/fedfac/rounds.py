@@ -25,8 +25,8 @@ from torch import nn
 from fedfac import evaluate
 from fedfac.aggregate import aggregate
 from fedfac.anatomy import Anatomy
-from fedfac.data.federation import Federation
-from fedfac.engine.lanes import LaneEngine
+from fedfac.data.federation import Federation, are_numbers
+from fedfac.engine.lanes import LaneEngine, pick_device, pick_lanes
 from fedfac.engine.protocol import Engine, Score
 from fedfac.engine.store import MemoryStore, Store
 from fedfac.errors import ConfigError, ModelError, TrainingError
@@ -118,10 +118,12 @@ def fit(
     )
     _at_least_one(rounds=rounds, evaluate_every=evaluate_every)
     size = cohort_size(len(federation), rate, cohort)
+    device = pick_device(device)
+    lanes = pick_lanes(lanes, device)
     template = copy.deepcopy(model)
     template = method.wrap(template) if method.wrap else template
-    start = state_of(template)
     plan = method.plan(Anatomy.of(template))
+    start = state_of(template)
     check_fits(template, federation, local)
     asked = _json_like(
         {
@@ -135,7 +137,13 @@ def fit(
             "data": federation.fingerprint,
         }
     )
-    run = _open_run(out, resume, asked, start, rounds, origin)
+    identity = {
+        "settings": asked,
+        "tensors": {name: [list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in start.items()},
+        "split": plan.split.to_json(),
+        "names": None if are_numbers(federation.names) else list(federation.names),
+    }
+    run = _open_run(out, resume, identity, start, rounds, origin)
     inner: LaneEngine | None = None
     try:
         inner = LaneEngine(
@@ -350,7 +358,7 @@ def check_fits(model: nn.Module, federation: Federation, local: Local) -> None:
 def _open_run(
     out: str | Path | None,
     resume: bool,
-    asked: dict[str, Any],
+    identity: dict[str, Any],
     start: State,
     rounds: int,
     origin: Mapping[str, Any] | None,
@@ -361,21 +369,14 @@ def _open_run(
         if resume:
             raise ConfigError("resume=True needs out=, the folder of the run to go on with")
         return None
-    tensors = {name: [list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in start.items()}
     if not resume:
-        config = {
-            "version": __version__,
-            "settings": asked,
-            "rounds": rounds,
-            "tensors": tensors,
-            "origin": origin,
-        }
+        config = {"version": __version__, "rounds": rounds, **identity, "origin": origin}
         return RunDirectory.create(out, _json_like(config))
     found = read_config(out)
     empty = {name: torch.empty(shape, dtype=getattr(torch, kind)) for name, (shape, kind) in found["tensors"].items()}
     check_same_tensors(start, empty)
-    check_same_run(Path(out), found["settings"], asked)
-    return RunDirectory.resume(out)
+    check_same_run(Path(out), found["settings"], identity["settings"])
+    return RunDirectory.resume(out, rounds=rounds)
 
 
 def _training_record(outcomes: Mapping[int, Outcome], names: Any) -> Record:

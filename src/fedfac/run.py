@@ -16,7 +16,7 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ from fedfac.state import State, digest, from_bytes, to_bytes
 
 FORMAT = 1
 _SCHEMA = """
-CREATE TABLE rounds (round INTEGER PRIMARY KEY, record TEXT NOT NULL, masks TEXT NOT NULL, scores TEXT NOT NULL);
+CREATE TABLE rounds (
+    round INTEGER PRIMARY KEY, record TEXT NOT NULL, masks TEXT NOT NULL, scores TEXT NOT NULL, digest TEXT NOT NULL
+);
 CREATE TABLE server (id INTEGER PRIMARY KEY CHECK (id = 0), data BLOB NOT NULL, digest TEXT NOT NULL);
 CREATE TABLE personal (client INTEGER PRIMARY KEY, data BLOB NOT NULL, digest TEXT NOT NULL);
 CREATE TABLE evaluation (id INTEGER PRIMARY KEY CHECK (id = 0), round INTEGER NOT NULL, clients TEXT NOT NULL);
@@ -88,8 +90,8 @@ class RunDirectory:
             raise RunError(f"{path} is not empty ({', '.join(sorted(others)[:3])}): a run needs a folder of its own")
 
     @classmethod
-    def resume(cls, path: str | Path) -> RunDirectory:
-        """An existing run, locked for writing, checked from end to end."""
+    def resume(cls, path: str | Path, *, rounds: int) -> RunDirectory:
+        """An existing run, locked for writing, checked from end to end, to be taken to ``rounds`` rounds."""
         path = Path(path)
         config = read_config(path)
         lock = _locked(path)
@@ -97,6 +99,9 @@ class RunDirectory:
             run = cls(path, config, lock)
             run._check_whole()
             run._rebuild_metrics()
+            if config.get("rounds") != rounds:
+                config["rounds"] = rounds
+                atomic_write(path / "config.json", json.dumps(config, indent=1) + "\n")
         except BaseException:
             lock.release()
             raise
@@ -133,11 +138,9 @@ class RunDirectory:
         masks = {layer: mask_text(mask) for layer, mask in split.masks.items()}
         rounded = {layer: [round(v, 6) for v in values] for layer, values in scores.items()}
         line = json.dumps(record)
+        texts = (line, json.dumps(masks), json.dumps(rounded))
         self._begin()
-        self._execute(
-            "INSERT INTO rounds VALUES (?, ?, ?, ?)",
-            (record["round"], line, json.dumps(masks), json.dumps(rounded)),
-        )
+        self._execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?)", (record["round"], *texts, _digest_of(texts)))
         self._execute("INSERT OR REPLACE INTO server VALUES (0, ?, ?)", (data, digest(data)))
         if clients is not None:
             self._execute("INSERT OR REPLACE INTO evaluation VALUES (0, ?, ?)", (record["round"], json.dumps(clients)))
@@ -191,6 +194,11 @@ class RunDirectory:
             self._execute("BEGIN IMMEDIATE")
 
     def _check_whole(self) -> None:
+        """Look at every page, row and tensor before anything is written."""
+        (size,), (pages,) = self._all("PRAGMA page_size")[0], self._all("PRAGMA page_count")[0]
+        wal = self.path / "state.sqlite-wal"
+        if not (wal.exists() and wal.stat().st_size) and (self.path / "state.sqlite").stat().st_size < size * pages:
+            raise self._damaged("it was cut short")
         verdict = self._all("PRAGMA quick_check")
         if verdict != [("ok",)]:
             raise self._damaged(str(verdict[0][0]))
@@ -200,6 +208,10 @@ class RunDirectory:
         for row in self._iterate("SELECT client, data, digest FROM personal"):
             if digest(row[1]) != row[2]:
                 raise self._damaged(f"the personal state of client {row[0]} does not match its checksum")
+        for number, *texts, check in self._iterate("SELECT round, record, masks, scores, digest FROM rounds"):
+            if _digest_of(texts) != check:
+                raise self._damaged(f"the record of round {number} does not match its checksum")
+        self.checkpoint()
 
     def _rebuild_metrics(self) -> None:
         """Write metrics.jsonl anew from the whole rounds; a kill may have cost it its last line."""
@@ -298,6 +310,10 @@ def atomic_write(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def _digest_of(texts: Iterable[str]) -> str:
+    return digest("\n".join(texts).encode())
+
+
 def _masks(text: str) -> dict[str, tuple[bool, ...]]:
     return {layer: mask_of(mask) for layer, mask in json.loads(text).items()}
 
@@ -314,9 +330,11 @@ def _locked(path: Path) -> FileLock:
 def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
     if not path.exists():
         raise RunError(f"{path} is missing: the run has lost its state")
-    mode = "rw" if writable else "ro"
+    mode = "mode=rw" if writable else "mode=ro"
+    if not writable and not os.access(path.parent, os.W_OK):
+        mode = "mode=ro&immutable=1"  # a folder that nobody can write to needs no log beside the file
     try:
-        db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None)
+        db = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None)
         db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if writable:
             db.execute("PRAGMA synchronous=NORMAL")

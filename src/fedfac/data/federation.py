@@ -268,7 +268,7 @@ class Federation:
             nothing = torch.empty(0, dtype=torch.int64)
             return ClientData(pool, torch.arange(n), torch.arange(n, n + len(y_test)), nothing)
 
-        names: Sequence[str] = _Numbers(clients) if isinstance(clients, int) else clients
+        names: Sequence[str] = numbers(clients) if isinstance(clients, int) else clients
         return cls(client, names=names, classes=classes, fingerprint=f"lazy {len(names)} {fingerprint}")
 
     @classmethod
@@ -316,6 +316,16 @@ class _Numbers(Sequence[str]):
 
     def __getitem__(self, index: Any) -> Any:
         return str(range(self.n)[index])
+
+
+def numbers(n: int) -> Sequence[str]:
+    """The client names "0" to "n-1", made on demand."""
+    return _Numbers(n)
+
+
+def are_numbers(names: Sequence[str]) -> bool:
+    """Whether these are the names that :func:`numbers` would give."""
+    return isinstance(names, _Numbers) or all(name == str(i) for i, name in enumerate(names))
 
 
 def _tensor(array: Array) -> Tensor:

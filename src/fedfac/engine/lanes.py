@@ -99,10 +99,8 @@ class LaneEngine:
         device: str | torch.device | None = None,
     ) -> None:
         self.device = pick_device(device)
-        if lanes is not None and lanes < 1:
-            raise ConfigError(f"lanes is {lanes}; at least one client must be trained at a time")
+        self.lanes = pick_lanes(lanes, self.device)
         on_cpu = self.device.type == "cpu"
-        self.lanes = lanes or (_cores() if on_cpu else 1)
         self.federation = federation.to(self.device)
         self.phases, self.local, self.store, self.seed = phases, local, store, seed
         self.layers = {layer.name: layer for layer in Anatomy.of(model).layers}
@@ -268,7 +266,14 @@ def pick_device(device: str | torch.device | None) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _cores() -> int:
+def pick_lanes(lanes: int | None, device: torch.device) -> int:
+    """The number of lanes asked for; by default the number of cores, and one on a GPU."""
+    if lanes is not None:
+        if lanes < 1:
+            raise ConfigError(f"lanes is {lanes}; at least one client must be trained at a time")
+        return lanes
+    if device.type != "cpu":
+        return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,0 +1,130 @@
+"""Flags that several commands share, made from the config's fields and the methods' options."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from fedfac import methods
+from fedfac.config import TYPED_SECTIONS, Config, merged, read_toml, value_type
+from fedfac.errors import ConfigError, did_you_mean
+
+
+def add_experiment_flags(parser: argparse.ArgumentParser) -> None:
+    """Every key of the config as a flag, and every option of every method."""
+    parser.add_argument("--config", metavar="FILE", help="a TOML file with [data], [model], [method] and [train]")
+    for section, kind in TYPED_SECTIONS.items():
+        group = parser.add_argument_group(f"[{section}]")
+        hints = get_type_hints(kind)
+        for entry in fields(kind):
+            flag = section if entry.name == "name" else entry.name.replace("_", "-")
+            default = "" if entry.default is None else f" (default: {entry.default})"
+            group.add_argument(
+                f"--{flag}",
+                dest=f"{section}.{entry.name}",
+                type=value_type(hints[entry.name]),
+                metavar=value_type(hints[entry.name]).__name__.upper(),
+                help=entry.metadata["help"] + default,
+            )
+    group = parser.add_argument_group("[method]", "options of the methods that have them")
+    for name, (parameter, owners) in _method_options().items():
+        text = ", ".join(owners)
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(parameter.default, bool):
+            group.add_argument(flag, dest=f"method.{name}", action=argparse.BooleanOptionalAction, help=text)
+        else:
+            group.add_argument(
+                flag, dest=f"method.{name}", type=_reader(parameter), metavar=_metavar(parameter), help=text
+            )
+
+
+def add_running_flags(parser: argparse.ArgumentParser) -> None:
+    """Where it runs, and what is printed."""
+    group = parser.add_argument_group("running")
+    group.add_argument("--lanes", type=int, help="clients trained at a time; does not change results")
+    group.add_argument("--device", help="cpu, cuda, ... (default: a GPU if there is one)")
+    group.add_argument("--json", action="store_true", help="print the result as JSON for machines")
+    group.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def read_config(arguments: argparse.Namespace, *, methods_asked: str | None = None) -> dict[str, Any]:
+    """The tables of the config file, with the flags on top."""
+    tables = read_toml(arguments.config) if arguments.config else {}
+    flags: dict[str, dict[str, Any]] = {}
+    for dest, value in vars(arguments).items():
+        section, dot, key = dest.partition(".")
+        if dot:
+            flags.setdefault(section, {})[key] = value
+    if methods_asked is not None:
+        flags.setdefault("method", {})["name"] = methods_asked
+    return merged(tables, flags)
+
+
+def config_for(tables: Mapping[str, Any], method: str) -> Config:
+    """One method's config out of tables that may hold options of several methods."""
+    if method not in methods.METHODS:
+        raise ConfigError(f"there is no method {method!r}. {did_you_mean(method, methods.METHODS)}")
+    known = methods.options_of(method)
+    own = {key: value for key, value in tables.get("method", {}).items() if key in known}
+    return Config.from_dict({**tables, "method": {"name": method, **own}})
+
+
+def free_folder(stem: str) -> Path:
+    """The next ``runs/STEM-N`` that does not exist."""
+    number = 1
+    while (path := Path("runs") / f"{stem}-{number}").exists():
+        number += 1
+    return path
+
+
+@contextmanager
+def stop_on_interrupt(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C asks to stop after the round that is running; the second stops at once."""
+    asked = False
+
+    def handle(number: int, frame: Any) -> None:  # noqa: ARG001
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        say("stopping after this round; Ctrl-C again to stop at once")
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def layer_keys(text: str) -> list[int | str]:
+    """Read ``2,3`` or ``conv2`` as a list of layers; an empty text is no layer.
+
+    >>> layer_keys("2,fc1"), layer_keys("")
+    ([2, 'fc1'], [])
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    return [int(word) if word.lstrip("-").isdigit() else word for word in words]
+
+
+def _method_options() -> dict[str, tuple[inspect.Parameter, list[str]]]:
+    options: dict[str, tuple[inspect.Parameter, list[str]]] = {}
+    for method in methods.METHODS:
+        for name, parameter in methods.options_of(method).items():
+            options.setdefault(name, (parameter, []))[1].append(method)
+    return options
+
+
+def _reader(parameter: inspect.Parameter) -> Callable[[str], Any]:
+    if isinstance(parameter.default, tuple):
+        return layer_keys
+    return type(parameter.default) if isinstance(parameter.default, int | float) else str
+
+
+def _metavar(parameter: inspect.Parameter) -> str:
+    return "LAYERS" if isinstance(parameter.default, tuple) else type(parameter.default).__name__.upper()

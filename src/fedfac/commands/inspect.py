@@ -1,0 +1,121 @@
+"""Show a run: how layers were split, how that changed over rounds, who does well and who badly."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedfac.run import RunDirectory
+from fedfac.split import Split, mask_text
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``fedfac inspect``."""
+    parser.add_argument("dir", metavar="DIR", help="the run directory")
+    parser.add_argument(
+        "--top", type=int, default=5, help="how many of the best and worst clients to list (default: 5)"
+    )
+    parser.add_argument("--json", action="store_true", help="everything as JSON for machines")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read the run (it may be running) and show it."""
+    facts = gather(RunDirectory.read(arguments.dir))
+    if arguments.json:
+        print(json.dumps(facts))
+    else:
+        show(facts, arguments.top)
+    return 0
+
+
+def gather(run: RunDirectory) -> dict[str, Any]:
+    """What there is to say about a run, as plain values."""
+    records, masks, scores = run.records(), run.masks(), run.scores()
+    layers: dict[str, Any] = {}
+    for layer in masks[max(masks)] if masks else {}:
+        seen = [r for r in records if layer in r["split"]]
+        changes = [r["split"][layer]["kept"] for r in seen if "tau" in r["split"][layer]]
+        layers[layer] = {
+            **seen[-1]["split"][layer],
+            "mask": mask_text(masks[max(masks)][layer]),
+            "kept_by_round": changes,
+            "scores": scores[max(scores)].get(layer, []) if scores else [],
+        }
+    split = Split.from_json(run.config["split"])
+    return {
+        "path": str(run.path),
+        "method": run.config["settings"]["method"],
+        "rounds": [max((r["round"] for r in records), default=0), run.config["rounds"]],
+        "left_out": {r["round"]: r["left_out"] for r in records if r.get("left_out")},
+        "accuracy": [[r["round"], r["test"]["accuracy"]] for r in records if "accuracy" in r.get("test", {})],
+        "test": next((r["test"] for r in reversed(records) if "test" in r), {}),
+        "layers": layers,
+        "personal_tensors": sorted(split.personal_tensors),
+        "clients": sorted(run.clients(), key=lambda c: (c["accuracy"] is None, c["accuracy"], c["loss"])),
+    }
+
+
+def show(facts: dict[str, Any], top: int) -> None:
+    """Print it for people."""
+    console = Console(highlight=False)
+    method = dict(facts["method"])
+    options = ", ".join(f"{k}={v}" for k, v in method.items() if k != "name")
+    done, asked = facts["rounds"]
+    console.print(f"[bold]{method['name']}[/bold] ({options})" if options else f"[bold]{method['name']}[/bold]")
+    console.print(f"round {done} of {asked}")
+    if facts["accuracy"]:
+        values = [v for _, v in facts["accuracy"]]
+        console.print(f"accuracy {values[0]:.3f} {sparkline(values)} {values[-1]:.3f}")
+    for number, clients in facts["left_out"].items():
+        console.print(f"round {number} went without {', '.join(f'{c} ({why})' for c, why in clients.items())}")
+    for layer, entry in facts["layers"].items():
+        console.print(f"\n[bold]{layer}[/bold]: {entry['shared']} of {entry['elements']} elements shared")
+        console.print(f"  {entry['mask'].translate({48: '░', 49: '█'})}  (█ shared, ░ personal)", soft_wrap=True)
+        if "factors" in entry:
+            ended = "converged" if entry["converged"] else "not converged"
+            console.print(
+                f"  {entry['factors']} factors, {entry['iterations']} iterations ({ended}), "
+                f"{entry['dead']} dead elements, tau = {entry['tau']:.3f}"
+                if entry["tau"] != "inf"
+                else f"  {entry['factors']} factors, tau = inf"
+            )
+        kept = entry["kept_by_round"]
+        if len(kept) > 1:
+            console.print(f"  kept their side, round by round: {kept[1]:.0%} {sparkline(kept[1:])} {kept[-1]:.0%}")
+    if facts["personal_tensors"]:
+        console.print(f"\nwholly personal: {', '.join(facts['personal_tensors'])}", soft_wrap=True)
+    if facts["clients"]:
+        console.print(_client_table(facts["clients"], top))
+
+
+def sparkline(values: list[float], width: int = 60) -> str:
+    """A line of bars, thinned out to ``width``.
+
+    >>> sparkline([0.0, 0.5, 1.0])
+    '▁▅█'
+    """
+    step = max(1, -(-len(values) // width))
+    thin = values[::step]
+    low, high = min(thin), max(thin)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0
+    return "".join(_BARS[round((v - low) * scale)] for v in thin)
+
+
+def _client_table(clients: list[dict[str, Any]], top: int) -> Table:
+    table = Table(title="clients, worst first", header_style="bold", title_justify="left")
+    for title in ("client", "test samples", "accuracy", "loss"):
+        table.add_column(title, justify="right")
+    few = len(clients) <= 2 * top
+    for row in clients if few else [*clients[:top], None, *clients[-top:]]:
+        if row is None:
+            table.add_row("...", "", "", "")
+        else:
+            accuracy = "-" if row["accuracy"] is None else f"{row['accuracy']:.3f}"
+            table.add_row(str(row["client"]), str(row["samples"]), accuracy, f"{row['loss']:.3f}")
+    return table

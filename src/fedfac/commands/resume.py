@@ -1,0 +1,32 @@
+"""Go on with a run or a comparison that was stopped or killed; --rounds makes a run longer."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from fedfac import experiment
+from fedfac.commands import compare
+from fedfac.commands import run as run_command
+from fedfac.commands.flags import add_running_flags
+from fedfac.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``fedfac resume``."""
+    parser.add_argument("dir", metavar="DIR", help="the run directory, or the folder of a comparison")
+    parser.add_argument("--rounds", type=int, help="go on to that many rounds in all (a run only)")
+    add_running_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Resume what is in the folder."""
+    if (Path(arguments.dir) / compare.PLAN).exists():
+        if arguments.rounds is not None:
+            raise ConfigError("--rounds cannot be changed for a comparison: all its methods train for the same number")
+        return compare.go_on(Path(arguments.dir), arguments)
+    config = experiment.config_of(arguments.dir)
+    if arguments.rounds is not None:
+        config = replace(config, train=replace(config.train, rounds=arguments.rounds))
+    return run_command.train(config, arguments, out=arguments.dir, resume=True)

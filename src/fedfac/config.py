@@ -1,0 +1,147 @@
+"""What a run is asked for, as frozen dataclasses: the one definition behind TOML files and flags.
+
+A file has the tables ``[data]``, ``[model]``, ``[method]`` and ``[train]``; every key is also a flag. An unknown
+key fails with the nearest known one. This module does not import PyTorch.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from fedfac.errors import ConfigError, did_you_mean
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """[data]: which data, and how it is cut into clients."""
+
+    name: str = _option("digits", "data set: digits")
+    partition: str = _option("dirichlet", "how it is cut into clients: dirichlet (label skew) or iid")
+    clients: int = _option(60, "number of clients")
+    alpha: float = _option(0.1, "Dirichlet parameter: the smaller, the fewer classes a client sees")
+    test_share: float = _option(0.2, "share of each client's samples held out for testing")
+    validation_share: float = _option(0.0, "share of each client's training samples held out for validation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """[model]: which network."""
+
+    name: str = _option("cnn", "network: cnn or mlp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """[train]: how long, how many, how fast."""
+
+    rounds: int = _option(50, "communication rounds")
+    rate: float | None = _option(None, "share of clients in a round (default: a tenth, at least ten clients)")
+    cohort: int | None = _option(None, "number of clients in a round, instead of --rate")
+    epochs: int = _option(5, "local epochs in a round")
+    batch_size: int = _option(32, "local batch size")
+    lr: float = _option(1e-3, "local learning rate")
+    optimizer: str = _option("adam", "local optimiser: adam or sgd")
+    momentum: float = _option(0.0, "momentum of sgd")
+    weight_decay: float = _option(0.0, "weight decay")
+    seed: int = _option(0, "everything random is a function of it")
+    evaluate_every: int = _option(1, "test every so many rounds")
+    evaluate_clients: int | None = _option(None, "test on that many clients only")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole experiment."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedfac"})
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    @property
+    def method_name(self) -> str:
+        """The method's name."""
+        return str(self.method.get("name", "fedfac"))
+
+    @property
+    def method_options(self) -> dict[str, Any]:
+        """The method's options."""
+        return {key: value for key, value in self.method.items() if key != "name"}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as a TOML or JSON file holds them."""
+        return {
+            "data": asdict(self.data),
+            "model": asdict(self.model),
+            "method": {"name": self.method_name, **self.method_options},
+            "train": {key: value for key, value in asdict(self.train).items() if value is not None},
+        }
+
+    @classmethod
+    def from_dict(cls, tables: Mapping[str, Any]) -> Config:
+        """Read plain tables; unknown keys and wrong types fail."""
+        for name, table in tables.items():
+            if name not in SECTIONS:
+                raise ConfigError(f"unknown table [{name}]. {did_you_mean(name, SECTIONS)}")
+            if not isinstance(table, Mapping):
+                raise ConfigError(f"{name} is {table!r}; it must be a table, [{name}]")
+        return cls(
+            data=_read("data", DataConfig, tables.get("data", {})),
+            model=_read("model", ModelConfig, tables.get("model", {})),
+            method={"name": "fedfac", **tables.get("method", {})},
+            train=_read("train", TrainConfig, tables.get("train", {})),
+        )
+
+
+SECTIONS = ("data", "model", "method", "train")
+TYPED_SECTIONS: Mapping[str, type[Any]] = {"data": DataConfig, "model": ModelConfig, "train": TrainConfig}
+Table = TypeVar("Table")
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    try:
+        return tomllib.loads(Path(path).read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no config file {path}") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"the config file {path} cannot be read: {error}") from error
+
+
+def merged(tables: Mapping[str, Any], overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Tables with some values replaced; None replaces nothing."""
+    result = {name: dict(table) if isinstance(table, Mapping) else table for name, table in tables.items()}
+    for name, table in overrides.items():
+        given = {key: value for key, value in table.items() if value is not None}
+        if given:
+            result[name] = {**result.get(name, {}), **given}
+    return result
+
+
+def value_type(hint: Any) -> type:
+    """The plain type of a field: ``int | None`` is an int."""
+    options = [t for t in get_args(hint) if t is not type(None)]
+    return options[0] if options else hint  # type: ignore[no-any-return]
+
+
+def _read(section: str, kind: type[Table], table: Mapping[str, Any]) -> Table:
+    hints = get_type_hints(kind)
+    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    values = {}
+    for key, value in table.items():
+        if key not in known:
+            raise ConfigError(f"unknown key {key!r} in [{section}]. {did_you_mean(key, known)}")
+        wanted = value_type(hints[key])
+        if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            raise ConfigError(f"{key} in [{section}] is {value!r}; it must be of type {wanted.__name__}")
+        values[key] = value
+    return kind(**values)

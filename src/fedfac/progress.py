@@ -1,0 +1,69 @@
+"""Progress for people: a live bar on a terminal, plain lines elsewhere (no control characters in a log)."""
+
+from __future__ import annotations
+
+import sys
+from time import monotonic
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class RoundProgress:
+    """Shows rounds, loss, accuracy, share of elements shared, and the time left, on standard error."""
+
+    def __init__(self, title: str, rounds: int, *, done: int = 0, quiet: bool = False, console: Console | None = None):
+        self.title, self.rounds, self.quiet = title, rounds, quiet
+        self.console = console or Console(file=sys.stderr)
+        self._accuracy = "-"
+        self._last_line = monotonic()
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        if not quiet and self.console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description:<16}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[figures]}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self._task = self._bar.add_task(title, total=rounds, completed=done, figures="")
+
+    def __enter__(self) -> RoundProgress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        """Show one round's record."""
+        if self.quiet:
+            return
+        test = record.get("test", {})
+        if "accuracy" in test:
+            self._accuracy = f"{test['accuracy']:.3f}"
+        loss = record.get("train_loss")
+        figures = f"loss {'-' if loss is None else f'{loss:.3f}'}  accuracy {self._accuracy}"
+        figures += f"  shared {record['shared_share']:.0%}"
+        if record.get("left_out"):
+            self.say(f"{self.title}: round {record['round']} without {', '.join(record['left_out'])} (not finite)")
+        if self._bar is not None:
+            self._bar.update(self._task, completed=record["round"], figures=figures)
+        elif record["round"] == self.rounds or monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
+            self._last_line = monotonic()
+            self.say(f"{self.title}: round {record['round']}/{self.rounds}  {figures}")
+
+    def say(self, text: str) -> None:
+        """A line beside the bar."""
+        if not self.quiet:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)

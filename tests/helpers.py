@@ -1,0 +1,56 @@
+"""What several test files need. Nothing here calls fedfac: these are the judges."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+
+import pytest
+import torch
+from torch import Tensor
+
+
+def bits(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
+    """Type, shape and every bit of a tensor: tells 0.0 from -0.0, and a NaN equals itself."""
+    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.dtype, tuple(tensor.shape), bytes(raw.numpy())
+
+
+def bitwise(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """Whether two states agree in names, types, shapes and bits."""
+    return {name: bits(t) for name, t in a.items()} == {name: bits(t) for name, t in b.items()}
+
+
+def counted(shapes: Mapping[str, tuple[int, ...]], start: int = 0) -> dict[str, Tensor]:
+    """A state in which no number occurs twice: start, start + 1, ..."""
+    state = {}
+    for name, shape in shapes.items():
+        n = torch.Size(shape).numel()
+        state[name] = torch.arange(start, start + n, dtype=torch.float64).reshape(shape)
+        start += n
+    return state
+
+
+def message(kind: type[Exception], call: Callable[[], object]) -> str:
+    """The text of the exception that ``call`` raises."""
+    with pytest.raises(kind) as caught:
+        call()
+    return str(caught.value)
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Fail, rather than hang, when the body takes longer."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"still running after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

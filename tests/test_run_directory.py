@@ -1,0 +1,259 @@
+"""The run directory: whole rounds, damage, locks, other configs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedfac
+from fedfac import methods
+from fedfac.conformance import small_federation, small_model
+from fedfac.errors import ModelError, RunError
+from fedfac.run import RunDirectory
+from fedfac.state import references, same
+
+
+def run(out: Path, **settings: Any) -> fedfac.Result:
+    arguments: dict[str, Any] = {
+        "model": small_model(),
+        "federation": small_federation(),
+        "method": methods.fedfac(layers=[1]),
+        "rounds": 3,
+        "cohort": 3,
+        "epochs": 1,
+        "batch_size": 8,
+    }
+    arguments |= settings
+    return fedfac.fit(arguments.pop("model"), arguments.pop("federation"), out=out, **arguments)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "run"
+    run(out, rounds=2)
+    return out
+
+
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    shutil.copytree(finished, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix not in (".sqlite-shm", ".sqlite-wal")}
+
+
+def test_a_run_directory_holds_config_metrics_splits_and_states(finished: Path) -> None:
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2]
+    saved = RunDirectory.read(finished)
+    assert saved.records() == lines
+    assert saved.masks().keys() == {1, 2}
+    assert len(saved.scores()[2]["0"]) == 6
+    assert len(saved.clients()) == 5
+    config = json.loads((finished / "config.json").read_text())
+    assert config["settings"]["method"]["layers"] == [1]
+
+
+def test_loading_gives_the_models_back(finished: Path) -> None:
+    loaded = fedfac.load(finished, small_model())
+    again = fedfac.fit(
+        small_model(),
+        small_federation(),
+        method=methods.fedfac(layers=[1]),
+        rounds=2,
+        cohort=3,
+        epochs=1,
+        batch_size=8,
+    )
+    assert loaded.records == again.records
+    assert loaded.splits == again.splits
+    assert loaded.accuracy == again.accuracy
+    for client in range(5):
+        assert same(references(loaded.model(client)), references(again.model(client)))
+    assert not loaded.model(0).training
+    assert loaded.metrics.column("round").to_pylist() == [1, 2]
+    with pytest.raises(fedfac.FedfacError, match="there is no client 9; the federation has 5"):
+        loaded.model(9)
+    with pytest.raises(fedfac.FedfacError, match="there is no client 'x'"):
+        loaded.model("x")
+
+
+def test_a_longer_run_is_the_same_as_one_that_was_never_stopped(copy: Path, tmp_path: Path) -> None:
+    longer = run(copy, rounds=4, resume=True)
+    straight = run(tmp_path / "straight", rounds=4)
+    assert (copy / "metrics.jsonl").read_bytes() == (tmp_path / "straight" / "metrics.jsonl").read_bytes()
+    assert same(longer.server, straight.server)
+    assert json.loads((copy / "config.json").read_text())["rounds"] == 4
+
+
+def test_resuming_a_finished_run_changes_nothing(copy: Path) -> None:
+    before = contents(copy)
+    result = run(copy, rounds=2, resume=True)
+    assert result.finished
+    assert contents(copy) == before
+
+
+def test_stopping_early_can_be_resumed(tmp_path: Path) -> None:
+    stopped = run(tmp_path / "a", rounds=4, should_stop=lambda: True)
+    assert not stopped.finished
+    assert [r["round"] for r in stopped.records] == [1]
+    run(tmp_path / "a", rounds=4, resume=True)
+    run(tmp_path / "b", rounds=4)
+    assert (tmp_path / "a" / "metrics.jsonl").read_bytes() == (tmp_path / "b" / "metrics.jsonl").read_bytes()
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(copy: Path) -> None:
+    before = contents(copy)
+    with pytest.raises(RunError, match=r"already holds a run: go on with 'fedfac resume"):
+        run(copy)
+    assert contents(copy) == before
+
+
+def test_a_folder_with_other_things_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("years of work")
+    with pytest.raises(RunError, match=r"is not empty \(thesis.tex\)"):
+        run(tmp_path / "run")
+    with pytest.raises(RunError, match="is a file"):
+        run(tmp_path / "run" / "thesis.tex")
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["thesis.tex"]
+
+
+def test_resuming_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"holds no run: there is no config.json"):
+        run(tmp_path, resume=True)
+    with pytest.raises(fedfac.FedfacError, match="needs out="):
+        fedfac.fit(small_model(), small_federation(), resume=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"method": methods.fedfac(layers=[2])}, "method was {'name': 'fedfac', 'layers': [1]"),
+        ({"seed": 7}, "seed was 0, now 7"),
+        ({"batch_size": 4}, "local was"),
+        ({"cohort": 2}, "cohort was 3, now 2"),
+        ({"federation": small_federation(seed=1)}, "data was"),
+        ({"federation": small_federation(clients=6)}, "clients was 5, now 6"),
+    ],
+)
+def test_another_config_is_refused_and_named(copy: Path, settings: dict[str, Any], words: str) -> None:
+    before = contents(copy)
+    with pytest.raises(RunError) as caught:
+        run(copy, resume=True, **settings)
+    assert "holds another run" in str(caught.value)
+    assert words in str(caught.value)
+    assert contents(copy) == before
+
+
+def test_another_model_is_refused(copy: Path) -> None:
+    before = contents(copy)
+    other = torch.nn.Sequential()
+    other.add_module("flat", torch.nn.Flatten())
+    other.add_module("only", torch.nn.Linear(72, 3))
+    with pytest.raises(ModelError, match="no parameters in common with the checkpoint"):
+        run(copy, resume=True, model=other, method=methods.fedavg())
+    wider = small_model()
+    wider[4] = torch.nn.Linear(96, 9)  # type: ignore[operator]
+    wider[7] = torch.nn.Linear(9, 3)  # type: ignore[operator]
+    with pytest.raises(ModelError, match=r"4.bias is \(9,\) in the model and \(8,\) in the checkpoint"):
+        run(copy, resume=True, model=wider)
+    assert contents(copy) == before
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_state_is_refused(copy: Path, share: float) -> None:
+    file = copy / "state.sqlite"
+    data = file.read_bytes()
+    file.write_bytes(data[: int(len(data) * share)])
+    before = contents(copy)
+    with pytest.raises(RunError, match=r"state.sqlite is damaged"):
+        run(copy, rounds=4, resume=True)
+    assert contents(copy) == before
+
+
+def test_flipped_bits_in_any_tensor_are_noticed(copy: Path) -> None:
+    for table, key in (("server", "0"), ("personal", "client")):
+        damaged = copy.with_name(table)
+        shutil.copytree(copy, damaged)
+        with sqlite3.connect(damaged / "state.sqlite") as db:
+            data = bytearray(db.execute(f"SELECT data FROM {table}").fetchone()[0])
+            data[-3] ^= 1
+            db.execute(f"UPDATE {table} SET data = ? WHERE {key} = (SELECT min({key}) FROM {table})", (bytes(data),))
+        with pytest.raises(RunError, match="does not match its checksum"):
+            run(damaged, rounds=4, resume=True)
+
+
+def test_a_changed_record_is_noticed(copy: Path) -> None:
+    with sqlite3.connect(copy / "state.sqlite") as db:
+        db.execute("UPDATE rounds SET masks = replace(masks, '1', '0') WHERE round = 2")
+    with pytest.raises(RunError, match="the record of round 2 does not match its checksum"):
+        run(copy, rounds=4, resume=True)
+
+
+def test_a_damaged_config_is_refused(copy: Path) -> None:
+    (copy / "config.json").write_text('{"format": 1, "sett')
+    with pytest.raises(RunError, match=r"config.json cannot be read"):
+        run(copy, resume=True)
+
+
+def test_a_run_of_another_format_is_refused(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"format": 99, "version": "9.9"}))
+    with pytest.raises(RunError, match=r"run format 99; this version of fedfac reads format 1.*\(9.9\)"):
+        run(copy, resume=True)
+
+
+def test_metrics_that_lost_their_tail_are_written_anew(copy: Path) -> None:
+    whole = (copy / "metrics.jsonl").read_bytes()
+    (copy / "metrics.jsonl").write_bytes(whole[:-7])
+    run(copy, rounds=2, resume=True)
+    assert (copy / "metrics.jsonl").read_bytes() == whole
+
+
+def test_metrics_that_were_changed_are_not_overwritten(copy: Path) -> None:
+    (copy / "metrics.jsonl").write_text("my notes\n")
+    with pytest.raises(RunError, match=r"does not say what state.sqlite says"):
+        run(copy, rounds=4, resume=True)
+    assert (copy / "metrics.jsonl").read_text() == "my notes\n"
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from fedfac.run import RunDirectory
+run = RunDirectory.resume(Path(sys.argv[1]), rounds=2)
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(copy: Path) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(copy)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(RunError, match="another process is writing to"):
+            run(copy, rounds=4, resume=True)
+        assert RunDirectory.read(copy).records()  # looking is allowed
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert run(copy, rounds=3, resume=True).finished
+
+
+def test_a_start_that_was_killed_before_it_had_a_config_can_be_started_again(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").touch()
+    (tmp_path / "run" / "state.sqlite").write_bytes(b"half")
+    assert run(tmp_path / "run", rounds=1).finished
