@@ -78,7 +78,7 @@ def plain_round(model: nn.Module, seed: int, round: int, cohort: list[int]) -> t
         optimizer = torch.optim.SGD(own.parameters(), lr=0.05)  # Adam would blow up rounding in the dead conv bias
         data = federation.client(client)
         for epoch in range(2):
-            order = stream(seed, "batches", round, client, 0, epoch).permutation(data.size)
+            order = stream(seed, "batches", "train", round, client, 0, epoch).permutation(data.size)
             for index in batches(order, 8):
                 x, y = data.pool.batch(data.train[index])
                 optimizer.zero_grad()
@@ -114,7 +114,7 @@ def test_two_rounds_of_fedavg_equal_a_loop_written_out_in_plain_pytorch() -> Non
         lr=0.05,
     )
     for round in (1, 2):
-        mean, _ = plain_round(model, 0, round, draw_cohort(5, 3, 0, round))
+        mean, _ = plain_round(model, 0, round, draw_cohort(range(5), 3, 0, round))
         with torch.no_grad():
             for name, tensor in references(model).items():
                 tensor.copy_(mean[name] if tensor.is_floating_point() else mean[name].round())
@@ -214,7 +214,7 @@ def test_the_sums_are_the_weighted_sums_of_the_clients_states() -> None:
         optimizer="sgd",
         lr=0.05,
     )
-    cohort = draw_cohort(5, 3, 0, 1)
+    cohort = draw_cohort(range(5), 3, 0, 1)
     mean, states = plain_round(model, 0, 1, cohort)
     split, sums = watched[0].sums[0]
     assert sums.weight == sum(small_federation().client(c).size for c in cohort)

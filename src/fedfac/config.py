@@ -54,6 +54,7 @@ class TrainConfig:
     seed: int = _option(0, "everything random is a function of it")
     evaluate_every: int = _option(1, "test every so many rounds")
     evaluate_clients: int | None = _option(None, "test on that many clients only")
+    newcomers: float = _option(0.0, "share of clients kept out of training, for 'fedfac newcomers'")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,9 @@ from torch import nn
 from fedfac.aggregate import Sums
 from fedfac.anatomy import Anatomy
 from fedfac.data.federation import Federation
-from fedfac.engine.protocol import Engine, Score
+from fedfac.engine.protocol import Engine
 from fedfac.errors import MethodError
+from fedfac.evaluate import Score
 from fedfac.method import Method
 from fedfac.moments import Additive
 from fedfac.result import Result
@@ -79,9 +80,9 @@ class Watched:
         """Pass on."""
         self.inner.keep(split)
 
-    def evaluate(self, server: State, split: Split, clients: Sequence[int]) -> list[Score]:
+    def evaluate(self, round: int, server: State, split: Split, clients: Sequence[int]) -> dict[str, list[Score]]:
         """Pass on."""
-        return self.inner.evaluate(server, split, clients)
+        return self.inner.evaluate(round, server, split, clients)
 
     def close(self) -> None:
         """Pass on."""

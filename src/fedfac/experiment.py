@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fedfac import methods, models
@@ -15,12 +16,14 @@ from fedfac.config import Config
 from fedfac.data import sources
 from fedfac.data.federation import Federation, numbers
 from fedfac.errors import RunError
-from fedfac.method import Method
+from fedfac.method import Loss, Method
+from fedfac.preflight import hold_out_newcomers, name_of
 from fedfac.result import Result
 from fedfac.rounds import Record, fit
 from fedfac.run import RunDirectory, read_config
 from fedfac.split import Split
 from fedfac.state import check_same_tensors, references
+from fedfac.training import Local
 
 
 def build(config: Config) -> tuple[nn.Module, Federation, Method]:
@@ -31,6 +34,7 @@ def build(config: Config) -> tuple[nn.Module, Federation, Method]:
     first = federation.client(0)
     inputs, _ = first.pool.batch(first.train[:1])
     model = models.build(config.model.name, shape=tuple(inputs.shape[1:]), classes=federation.classes or 1, seed=seed)
+    method.plan(Anatomy.of(method.wrap(model) if method.wrap is not None else model))  # unknown layers fail here
     return model, federation, method
 
 
@@ -75,22 +79,32 @@ def config_of(path: str | Path) -> Config:
     return Config.from_dict({**found["origin"], "train": {**found["origin"]["train"], "rounds": found["rounds"]}})
 
 
-def load(path: str | Path, model: nn.Module | None = None, *, method: Method | None = None) -> Result:
+def load(
+    path: str | Path,
+    model: nn.Module | None = None,
+    *,
+    method: Method | None = None,
+    federation: Federation | None = None,
+    loss: Loss = F.cross_entropy,
+) -> Result:
     """The result of a run directory: models of all clients, metrics, splits.
 
-    A run that was started from Python needs its ``model`` again (and its ``method``, if that wraps the
-    model); its weights do not matter.
+    A run that was started from Python needs its ``model`` again (its weights do not matter); its ``method`` if
+    newcomers are to be adapted or if it wraps the model; its ``federation`` if the method fine-tunes before it
+    predicts; and its ``loss`` if that is not the cross-entropy.
     """
     found = read_config(path)
     if model is None:
-        model, _, method = build(config_of(path))
+        model, federation, method = build(config_of(path))
     template = method.wrap(model) if method is not None and method.wrap is not None else model
     directory = RunDirectory.read(path)
     saved = directory.checkpoint()
     if saved is None:
         raise RunError(f"{path} has no whole round yet; there is nothing to load")
     check_same_tensors(references(template), saved.server)
-    names: Any = found["names"] or numbers(found["settings"]["clients"])
+    settings: dict[str, Any] = found["settings"]
+    same_loss = settings["local"]["loss"] == name_of(loss)
+    names = found["names"] or numbers(settings["clients"])
     return Result(
         template=template,
         server=saved.server,
@@ -102,9 +116,9 @@ def load(path: str | Path, model: nn.Module | None = None, *, method: Method | N
         clients=directory.clients(),
         path=Path(path),
         finished=saved.round >= found["rounds"],
+        seed=settings["seed"],
+        plan=method.plan(Anatomy.of(template)) if method is not None else None,
+        local=Local(**{**settings["local"], "loss": loss}) if same_loss else None,
+        federation=federation,
+        newcomers=hold_out_newcomers(settings["clients"], settings["newcomers"], settings["seed"])[1],
     )
-
-
-def check(model: nn.Module, method: Method) -> None:
-    """Fail if the method does not fit the model."""
-    method.plan(Anatomy.of(method.wrap(model) if method.wrap is not None else model))

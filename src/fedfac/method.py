@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
@@ -20,9 +20,21 @@ from fedfac.split import Split
 from fedfac.state import State
 
 if TYPE_CHECKING:
-    from fedfac.data.federation import Federation
+    from fedfac.data.federation import ClientData, Federation
 
 Loss = Callable[[Any, Tensor], Tensor]
+
+
+PERSONAL: Literal["personal"] = "personal"
+
+
+@dataclass(frozen=True)
+class Begin:
+    """What a phase's ``before`` sees: the client's model and data, ahead of the phase's first batch."""
+
+    model: nn.Module
+    data: ClientData
+    loss: Loss
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,8 @@ class Step:
     targets: Tensor
     loss: Loss
     received: State  # the tensors as they were when the client began this round
+    index: Tensor  # which of the client's training samples these are: 0..n_k-1
+    context: Any = None  # what the phase's ``before`` returned
 
 
 def supervised(step: Step) -> Tensor:
@@ -43,11 +57,20 @@ def supervised(step: Step) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Some epochs of local training on some tensors; tensors that a phase does not train are not stepped."""
+    """Some epochs of local training on some tensors; what a phase does not train is not stepped.
 
-    trains: frozenset[str] | None = None  # names of tensors; None = all
-    epochs: int | None = None  # None = the run's local epochs
+    ``trains`` names tensors (buffers too), or is ``PERSONAL``: the numbers that the split of the moment calls
+    personal, down to single elements; or None: everything. ``epochs`` None means the run's local epochs; with 0
+    only ``before`` happens.
+    """
+
+    trains: frozenset[str] | Literal["personal"] | None = None
+    epochs: int | None = None
     objective: Callable[[Step], Tensor] = supervised
+    before: Callable[[Begin], Any] | None = None
+
+
+NEWCOMER_RULES = ("adapt", "ensemble")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +82,21 @@ class Plan:
     every_round: bool = False  # decide after every round's training, or once before the first round
     probe_all: bool = False  # the once-only decision looks at all clients, not at one cohort
     phases: tuple[Phase, ...] = (Phase(),)
+    refresh: tuple[Phase, ...] = ()  # on a copy of the client's model before it is evaluated or handed out
+    newcomer: tuple[Phase, ...] = ()  # how a client that was never there makes a model its own
+    newcomer_rules: tuple[str, ...] = ("adapt",)  # of NEWCOMER_RULES, the method's own first
+
+    def __post_init__(self) -> None:
+        unknown = set(self.newcomer_rules) - set(NEWCOMER_RULES)
+        if unknown or not self.newcomer_rules:
+            raise ConfigError(f"newcomer_rules is {self.newcomer_rules}; allowed: {', '.join(NEWCOMER_RULES)}")
+
+    @property
+    def evaluates(self) -> str:
+        """Which model is evaluated: the global one, the client's personal one, or a fine-tuned copy."""
+        if any(phase.epochs != 0 for phase in self.refresh):
+            return "fine-tuned"
+        return "personal" if self.split.kept else "global"
 
 
 @dataclass(frozen=True, kw_only=True)

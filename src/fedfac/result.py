@@ -1,19 +1,26 @@
-"""What a run leaves in your hands: a model for every client, the metrics, the splits."""
+"""What a run leaves in your hands: a model for every client, models for newcomers, the metrics, the splits."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
+from torch.utils.data import Dataset
 
+from fedfac import evaluate
+from fedfac.data.federation import ClientArrays, ClientData, Federation, one_client
 from fedfac.engine.store import Store
 from fedfac.errors import DataError, RunError, did_you_mean
+from fedfac.method import Plan
+from fedfac.newcomers import Ensemble, trained_copy
 from fedfac.split import Split
 from fedfac.state import State, load_state
+from fedfac.training import Local
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,13 +40,71 @@ class Result:
     clients: list[dict[str, Any]]  # the last evaluation, a row per client
     path: Path | None
     finished: bool
+    seed: int = 0
+    plan: Plan | None = None
+    local: Local | None = None
+    federation: Federation | None = None
+    newcomers: Sequence[int] = ()  # clients that were kept out of training
 
     def model(self, client: int | str) -> nn.Module:
-        """The client's personalised model, by number or name: a plain module in eval mode."""
-        state = self.split.overlay(self.server, self.store.get(self._index(client)))
-        model = copy.deepcopy(self.template)
-        load_state(model, state)
-        return model.eval()
+        """The client's personalised model, by number or name: a plain module in eval mode.
+
+        For a method that fine-tunes before it predicts (FedAvg+), that is done here, on the client's data.
+        """
+        number = self._index(client)
+        state = self.split.overlay(self.server, self.store.get(number))
+        if self.plan is None or not self.plan.refresh:
+            model = copy.deepcopy(self.template)
+            load_state(model, state)
+            return model.eval()
+        plan, local = self._known()
+        if self.federation is None:
+            raise RunError("this method fine-tunes on the client's data: load the run with federation=...")
+        return trained_copy(
+            self.template,
+            state,
+            self.split,
+            plan.refresh,
+            local,
+            self.federation.client(number),
+            seed=self.seed,
+            client=number,
+            round=max(r["round"] for r in self.records),
+            purpose="refresh",
+        )
+
+    def adapt(self, train_data: ClientArrays | Dataset[Any] | ClientData, *, epochs: int | None = None) -> nn.Module:
+        """A model for a client that was never there, from its own labelled samples, by the method's own rule.
+
+        ``train_data`` is ``(x, y)`` or a ``Dataset``; ``epochs`` defaults to those of the run. A newcomer without
+        labels cannot train: use :meth:`ensemble`.
+        """
+        plan, local = self._known()
+        if isinstance(train_data, torch.Tensor) or (isinstance(train_data, tuple) and len(train_data) < 2):
+            raise DataError("these samples have no labels, so nothing can be trained on them: use result.ensemble()")
+        data = train_data if isinstance(train_data, ClientData) else one_client(train_data)
+        local = local if epochs is None else replace(local, epochs=epochs)
+        return trained_copy(
+            self.template,
+            self.server,
+            self.split,
+            plan.newcomer,
+            local,
+            data,
+            seed=self.seed,
+            client=-1,
+            purpose="adapt",
+        )
+
+    def ensemble(self) -> Ensemble:
+        """The mean of all trained clients' predictions: for a newcomer that has no labels or cannot train."""
+        absent = set(self.newcomers)
+        everyone = [client for client in range(len(self.names)) if client not in absent]
+        if self.split.kept:
+            chosen = [client for client in everyone if self.store.get(client) is not None]
+        else:
+            chosen = everyone[:1]  # one global model: every member would be the same
+        return Ensemble(self.template, self.server, self.split, self.store, chosen)
 
     @property
     def splits(self) -> dict[int, Split]:
@@ -52,12 +117,7 @@ class Result:
         import pyarrow as pa
 
         rows = [
-            {
-                "round": r["round"],
-                "train_loss": r.get("train_loss"),
-                "shared_share": r["shared_share"],
-                **r["test"],
-            }
+            {"round": r["round"], "train_loss": r.get("train_loss"), "shared_share": r["shared_share"], **r["test"]}
             for r in self.records
             if "test" in r
         ]
@@ -70,6 +130,16 @@ class Result:
             if "accuracy" in record.get("test", {}):
                 return float(record["test"]["accuracy"])
         raise RunError("no round of this run has been evaluated for accuracy")
+
+    @property
+    def headline(self) -> dict[str, float]:
+        """Accuracy as the paper gives it (best mean of 10 evaluations in a row) and the mean of the last 10."""
+        return evaluate.headline([r["test"]["accuracy"] for r in self.records if "accuracy" in r.get("test", {})])
+
+    def _known(self) -> tuple[Plan, Local]:
+        if self.plan is None or self.local is None:
+            raise RunError("the run was loaded without its method: fedfac.load(path, model, method=...)")
+        return self.plan, self.local
 
     def _index(self, client: int | str) -> int:
         if isinstance(client, str):

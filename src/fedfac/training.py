@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +16,11 @@ from torch import Tensor, nn
 
 from fedfac.data.federation import ClientData
 from fedfac.errors import ConfigError, did_you_mean
-from fedfac.method import Loss, Phase, Step
-from fedfac.noise import Seeded
+from fedfac.method import PERSONAL, Begin, Loss, Phase, Step
+from fedfac.noise import Seeded, how_it_draws
 from fedfac.seeds import generator, stream
-from fedfac.state import State, is_finite
+from fedfac.split import Split
+from fedfac.state import State, is_finite, references
 
 OPTIMIZERS = ("adam", "sgd")
 
@@ -51,6 +54,11 @@ class Local:
         if self.optimizer == "adam" and self.momentum:
             raise ConfigError("momentum goes with optimizer 'sgd'; Adam has its own")
 
+    def describe(self) -> dict[str, Any]:
+        """Plain values, for the record of a run."""
+        loss = str(getattr(self.loss, "__name__", type(self.loss).__name__))
+        return {name: value for name, value in vars(self).items() if name != "loss"} | {"loss": loss}
+
     def make_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         """A fresh optimiser: its state does not outlive a phase."""
         if self.optimizer == "adam":
@@ -79,32 +87,44 @@ def train_client(
     local: Local,
     *,
     received: State,
+    split: Split,
     seeded: Seeded,
     seed: int,
     round: int,
     client: int,
     device: torch.device,
+    purpose: str = "train",
 ) -> Outcome:
-    """Train ``model`` (whose tensors are ``state``) in place, phase by phase."""
-    draws = generator(seed, "noise", round, client, device=device)
+    """Train ``model`` (whose tensors are ``state``) in place, phase by phase.
+
+    ``received`` is the state that it starts from, ``purpose`` keeps the random streams of training, refreshing
+    and adapting apart.
+    """
+    draws = generator(seed, "noise", purpose, round, client, device=device)
     total = torch.zeros((), dtype=torch.float64, device=device)
     seen = 0
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for number, phase in enumerate(phases):
-        chosen = [p for name, p in trainable.items() if phase.trains is None or name in phase.trains]
-        if not chosen:
+        context = None if phase.before is None else phase.before(Begin(model, data, local.loss))
+        trains = split.kept if phase.trains == PERSONAL else phase.trains
+        held = _held(state, received, split) if phase.trains == PERSONAL else []
+        chosen = [p for name, p in trainable.items() if trains is None or name in trains]
+        epochs = local.epochs if phase.epochs is None else phase.epochs
+        if not chosen or not epochs:
             continue
-        _set_modes(model, trainable, phase.trains)
+        _set_modes(model, trainable, trains)
         optimizer = local.make_optimizer(chosen)
-        for epoch in range(local.epochs if phase.epochs is None else phase.epochs):
-            order = stream(seed, "batches", round, client, number, epoch).permutation(data.size)
+        for epoch in range(epochs):
+            order = stream(seed, "batches", purpose, round, client, number, epoch).permutation(data.size)
             for index in batches(order, local.batch_size):
                 inputs, targets = data.pool.batch(data.train[index])
                 with seeded(draws):
-                    loss = phase.objective(Step(model, inputs, targets, local.loss, received))
+                    loss = phase.objective(Step(model, inputs, targets, local.loss, received, index, context))
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
+                for tensor, shared, value in held:
+                    tensor.copy_(torch.where(shared, value, tensor))
                 total += loss.detach() * len(index)
                 seen += len(index)
     _set_modes(model, trainable, None)
@@ -116,6 +136,21 @@ def train_client(
     elif not is_finite(state):
         problem = "its weights are not finite"
     return Outcome(data.size, mean, problem)
+
+
+def noise_of(model: nn.Module, phases: Sequence[Phase], local: Local, data: ClientData, device: torch.device) -> Seeded:
+    """How the random numbers of these phases are seeded, found out by one batch of each on a copy of the model."""
+    trial = copy.deepcopy(model).to(device)
+    index = torch.arange(min(data.size, local.batch_size))
+    inputs, targets = data.pool.batch(data.train[index])
+
+    def forward() -> None:
+        for phase in phases:
+            context = None if phase.before is None else phase.before(Begin(trial, data, local.loss))
+            trial.train()
+            phase.objective(Step(trial, inputs, targets, local.loss, references(trial), index, context))
+
+    return how_it_draws(forward, device)
 
 
 def batches(order: npt.NDArray[np.int64], size: int) -> Iterator[Tensor]:
@@ -132,6 +167,15 @@ def batches(order: npt.NDArray[np.int64], size: int) -> Iterator[Tensor]:
         starts.pop()
     for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
         yield index[start:end]
+
+
+def _held(state: State, received: State, split: Split) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Tensors of which only some elements are trained: after a step the others get their old values back."""
+    return [
+        (state[name], split.mask(name).to(state[name].device), received[name])
+        for name in split.owners
+        if bool(split.mask(name).any())
+    ]
 
 
 def _set_modes(model: nn.Module, trainable: dict[str, nn.Parameter], trains: frozenset[str] | None) -> None:

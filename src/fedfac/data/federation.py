@@ -318,6 +318,12 @@ class _Numbers(Sequence[str]):
         return str(range(self.n)[index])
 
 
+def one_client(samples: ClientArrays | Dataset[Any]) -> ClientData:
+    """A client outside of any federation, all of whose samples are for training."""
+    x, y = samples[:2] if isinstance(samples, tuple) else _read("new", samples)
+    return Federation.from_arrays([(x, y)], test_share=0.0).client(0)
+
+
 def numbers(n: int) -> Sequence[str]:
     """The client names "0" to "n-1", made on demand."""
     return _Numbers(n)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -18,7 +19,7 @@ def load(config: DataConfig, *, seed: int) -> Federation:
     """The federation that a config asks for."""
     if config.name not in SOURCES:
         raise ConfigError(f"there is no data set {config.name!r}. {did_you_mean(config.name, SOURCES)}")
-    parameters = {"alpha": config.alpha} if config.partition == "dirichlet" else {}
+    parameters: dict[str, Any] = {"alpha": config.alpha} if config.partition == "dirichlet" else {}
     return Federation.partition(
         SOURCES[config.name](),
         by=config.partition,

@@ -15,29 +15,27 @@ import copy
 import os
 import queue
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedfac.aggregate import Sums
 from fedfac.anatomy import Anatomy
 from fedfac.data.federation import ClientData, Federation
-from fedfac.engine.protocol import Score
 from fedfac.engine.store import Store
 from fedfac.errors import ConfigError
-from fedfac.method import Phase, Step
+from fedfac.evaluate import Metric, Score, score
+from fedfac.method import Phase, Plan
 from fedfac.moments import Additive
-from fedfac.noise import how_it_draws
 from fedfac.rules import Rule
 from fedfac.split import Split
 from fedfac.state import State, clone, copy_into, references
-from fedfac.training import Local, Outcome, train_client
+from fedfac.training import Local, Outcome, noise_of, train_client
 
-EVALUATION_BATCH = 512
 Item = TypeVar("Item")
 Job = TypeVar("Job")
 Done = TypeVar("Done")
@@ -90,26 +88,27 @@ class LaneEngine:
         self,
         model: nn.Module,
         federation: Federation,
-        phases: Sequence[Phase],
+        plan: Plan,
         local: Local,
         store: Store,
         *,
         seed: int,
         lanes: int | None = None,
         device: str | torch.device | None = None,
+        metrics: Mapping[str, Metric] | None = None,
     ) -> None:
         self.device = pick_device(device)
         self.lanes = pick_lanes(lanes, self.device)
         on_cpu = self.device.type == "cpu"
         self.federation = federation.to(self.device)
-        self.phases, self.local, self.store, self.seed = phases, local, store, seed
+        self.plan, self.local, self.store, self.seed = plan, local, store, seed
+        self.metrics = metrics or {}
         self.layers = {layer.name: layer for layer in Anatomy.of(model).layers}
         self._free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
-        first = Lane(model, self.device)
-        self.seeded = how_it_draws(lambda: self._try(first.model), self.device)
-        for lane in [first, *(Lane(model, self.device) for _ in range(self.lanes - 1))]:
-            lane.load(first.state, clone(references(model)))  # trying the model may have moved its statistics
-            self._free.put(lane)
+        for _ in range(self.lanes):
+            self._free.put(Lane(model, self.device))
+        phases = (*plan.phases, *plan.refresh)
+        self.seeded = noise_of(model, phases, local, self.federation.client(0), self.device)
         self._threads_before = torch.get_num_threads()
         if on_cpu:
             torch.set_num_threads(1)  # small models lose by more, and sums must not depend on the machine
@@ -127,20 +126,7 @@ class LaneEngine:
         def work(lane: Lane, job: tuple[int, ClientData, State]) -> tuple[int, Outcome, _Held]:
             client, data, composed = job
             lane.load(server, composed)
-            outcome = train_client(
-                lane.model,
-                lane.state,
-                data,
-                self.phases,
-                self.local,
-                received=composed,
-                seeded=self.seeded,
-                seed=self.seed,
-                round=round,
-                client=client,
-                device=self.device,
-            )
-            lane.touched()
+            outcome = self._train(lane, data, composed, split, self.plan.phases, round, client, "train")
             before = {name: composed[name] for name in split.owners}
             after = {} if outcome.problem else clone(lane.state)
             return client, outcome, _Held(outcome.samples, before, after)
@@ -183,53 +169,65 @@ class LaneEngine:
                 self.store.put(client, {name: held.after[name].cpu() for name in sorted(split.kept)})
         self._cohort = _Cohort()
 
-    def evaluate(self, server: State, split: Split, clients: Sequence[int]) -> list[Score]:
-        """Each client's composed model on its test samples."""
+    def evaluate(self, round: int, server: State, split: Split, clients: Sequence[int]) -> dict[str, list[Score]]:
+        """Each client's composed (and, if the method says so, refreshed) model on its held-out samples."""
 
         def prepare(client: int) -> tuple[int, ClientData, State | None]:
             own = self.store.get(client) if split.kept else None
             composed = split.overlay(server, own) if own else None
             return client, self.federation.client(client), composed
 
-        def work(lane: Lane, job: tuple[int, ClientData, State | None]) -> Score:
+        def work(lane: Lane, job: tuple[int, ClientData, State | None]) -> dict[str, Score]:
             client, data, composed = job
             lane.load(server, composed)
-            return self._score(lane.model, client, data)
+            if self.plan.refresh:
+                self._train(lane, data, composed or server, split, self.plan.refresh, round, client, "refresh")
+            parts = {"test": data.test, "validation": data.validation}
+            loss, classes = self.local.loss, self.federation.classes
+            return {
+                part: score(lane.model, client, data.pool, index, loss, classes, self.metrics)
+                for part, index in parts.items()
+                if part == "test" or len(index)
+            }
 
-        return list(self._in_order(clients, prepare, work))
+        found: dict[str, list[Score]] = {"test": []}
+        for scores in self._in_order(clients, prepare, work):
+            for part, value in scores.items():
+                found.setdefault(part, []).append(value)
+        return found
 
     def close(self) -> None:
         """Wait for running clients, drop the others, and give the cores back."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         torch.set_num_threads(self._threads_before)
 
-    @torch.no_grad()
-    def _score(self, model: nn.Module, client: int, data: ClientData) -> Score:
-        model.eval()
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        correct = torch.zeros((), dtype=torch.int64, device=self.device)
-        answers = 0
-        for index in torch.split(data.test, EVALUATION_BATCH):
-            inputs, targets = data.pool.batch(index)
-            outputs = model(inputs)
-            loss += self.local.loss(outputs, targets).double() * len(index)
-            if self.federation.classes is not None:
-                correct += (outputs.argmax(1) == targets).sum()
-                answers += targets.numel()
-        samples = len(data.test)
-        mean = float(loss) / samples if samples else 0.0
-        if self.federation.classes is None:
-            return Score(client, samples, None, mean)
-        return Score(client, answers, int(correct), mean)
-
-    def _try(self, model: nn.Module) -> Tensor:
-        data = self.federation.client(0)
-        inputs, targets = data.pool.batch(data.train[: self.local.batch_size])
-        model.train()
-        losses = [
-            phase.objective(Step(model, inputs, targets, self.local.loss, references(model))) for phase in self.phases
-        ]
-        return losses[-1]
+    def _train(
+        self,
+        lane: Lane,
+        data: ClientData,
+        start: State,
+        split: Split,
+        phases: Sequence[Phase],
+        round: int,
+        client: int,
+        purpose: str,
+    ) -> Outcome:
+        lane.touched()
+        return train_client(
+            lane.model,
+            lane.state,
+            data,
+            phases,
+            self.local,
+            received=start,
+            split=split,
+            seeded=self.seeded,
+            seed=self.seed,
+            round=round,
+            client=client,
+            device=self.device,
+            purpose=purpose,
+        )
 
     def _in_order(
         self, items: Iterable[Item], prepare: Callable[[Item], Job], work: Callable[[Lane, Job], Done]

@@ -8,25 +8,15 @@ over a network, so privacy is a property of the design.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from fedfac.aggregate import Sums
+from fedfac.evaluate import Score
 from fedfac.moments import Additive
 from fedfac.rules import Rule
 from fedfac.split import Split
 from fedfac.state import State
 from fedfac.training import Outcome
-
-
-@dataclass(frozen=True)
-class Score:
-    """One client's evaluation: counts and a loss, no sample."""
-
-    client: int
-    samples: int
-    correct: int | None  # None when there are no classes
-    loss: float  # mean over the samples
 
 
 class Engine(Protocol):
@@ -47,8 +37,8 @@ class Engine(Protocol):
     def keep(self, split: Split) -> None:
         """The clients store what is not shared as a whole."""
 
-    def evaluate(self, server: State, split: Split, clients: Sequence[int]) -> list[Score]:
-        """Each client tests its own composed model on its own test data."""
+    def evaluate(self, round: int, server: State, split: Split, clients: Sequence[int]) -> dict[str, list[Score]]:
+        """Each client tests its own model on its own held-out data: ``"test"``, and ``"validation"`` if any."""
 
     def close(self) -> None:
         """Let go of threads and devices."""

@@ -1,0 +1,83 @@
+"""Clients that were never there (paper 3.2, last paragraphs).
+
+*Adapt* (the paper's LocalTrain, for FedFac): the newcomer starts from the server's values and trains by the
+method's own rule, for FedFac its personal elements only, the shared ones frozen. *Ensemble*: for a newcomer that
+cannot train, the mean of the existing clients' predicted probabilities. The paper assumes that the newcomer has
+access to their personalised models; an ensemble is therefore the one thing here for which personal parts have to
+leave their clients, and is only made when it is asked for.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedfac.data.federation import ClientData
+from fedfac.engine.store import Store
+from fedfac.errors import RunError
+from fedfac.method import Phase
+from fedfac.split import Split
+from fedfac.state import State, clone, load_state, references
+from fedfac.training import Local, noise_of, train_client
+
+
+def trained_copy(
+    template: nn.Module,
+    start: State,
+    split: Split,
+    phases: Sequence[Phase],
+    local: Local,
+    data: ClientData,
+    *,
+    seed: int,
+    client: int,
+    round: int = 0,
+    purpose: str,
+) -> nn.Module:
+    """A copy of the model that went from ``start`` through some phases on one client's data, in eval mode."""
+    model = copy.deepcopy(template)
+    load_state(model, start)
+    train_client(
+        model,
+        references(model),
+        data,
+        phases,
+        local,
+        received=clone(start),
+        split=split,
+        seeded=noise_of(model, phases, local, data, torch.device("cpu")),
+        seed=seed,
+        round=round,
+        client=client,
+        device=torch.device("cpu"),
+        purpose=purpose,
+    )
+    return model.eval()
+
+
+class Ensemble(nn.Module):
+    """The mean of the clients' predicted probabilities, as its logarithm (so that it is a classifier's output)."""
+
+    def __init__(self, template: nn.Module, server: State, split: Split, store: Store, clients: Sequence[int]) -> None:
+        super().__init__()
+        self.template = copy.deepcopy(template).eval()
+        self._server, self._split, self._store = server, split, store
+        self.clients = list(clients)
+        if not self.clients:
+            raise RunError("no client has trained yet, so there is nothing to make an ensemble of")
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """log of the mean of softmax over clients."""
+        outputs = (functional_call(self.template, state, (inputs,)).softmax(1) for state in self._states())
+        total: Tensor = next(outputs)
+        for probabilities in outputs:
+            total = total + probabilities
+        return (total / len(self.clients)).clamp_min(torch.finfo(total.dtype).tiny).log()
+
+    def _states(self) -> Iterator[State]:
+        for client in self.clients:
+            yield self._split.overlay(self._server, self._store.get(client))

@@ -1,0 +1,108 @@
+"""Everything that can fail before training starts fails here, and nothing has been written by then."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedfac.data.federation import Federation
+from fedfac.errors import ConfigError, ModelError
+from fedfac.seeds import stream
+from fedfac.training import Local
+
+
+def cohort_size(clients: int, rate: float | None, cohort: int | None) -> int:
+    """K = max(1, ⌊rate·C⌋), or the number asked for.
+
+    >>> cohort_size(100, 0.1, None), cohort_size(4, None, None), cohort_size(1000, None, None)
+    (10, 4, 100)
+    """
+    if cohort is not None:
+        if rate is not None:
+            raise ConfigError(f"both rate={rate} and cohort={cohort} were given; give one of them")
+        if not 1 <= cohort <= clients:
+            raise ConfigError(f"a cohort of {cohort} clients was asked for; the federation has {clients} to train with")
+        return cohort
+    if rate is None:
+        return min(clients, max(10, clients // 10))
+    if not 0 < rate <= 1:
+        raise ConfigError(f"rate is {rate}; it is the share of clients in a round, above 0 and at most 1")
+    return max(1, math.floor(rate * clients + 1e-9))
+
+
+def hold_out_newcomers(clients: int, share: float, seed: int) -> tuple[range | list[int], list[int]]:
+    """(Those who train, those who come later): a random share of the clients never takes part in training."""
+    if not 0 <= share < 1:
+        raise ConfigError(f"newcomers is {share}; it is the share of clients kept out of training, from 0 to below 1")
+    number = math.floor(share * clients + 1e-9)
+    if number == 0:
+        return range(clients), []
+    late = sorted(stream(seed, "newcomers").choice(clients, number, replace=False, shuffle=False).tolist())
+    absent = set(late)
+    return [client for client in range(clients) if client not in absent], late
+
+
+def tested_clients(clients: range | list[int], number: int | None, seed: int) -> list[int]:
+    """The clients that are evaluated: all, or a fixed random choice."""
+    if number is None or number >= len(clients):
+        return list(clients)
+    at_least_one(evaluate_clients=number)
+    chosen = stream(seed, "tested").choice(len(clients), number, replace=False, shuffle=False)
+    return sorted(clients[i] for i in chosen.tolist())
+
+
+def at_least_one(**numbers: int) -> None:
+    """Whole numbers from 1 up."""
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name} is {value!r}; it is a whole number from 1 up")
+
+
+@torch.no_grad()
+def check_fits(model: nn.Module, federation: Federation, local: Local) -> None:
+    """Run two samples through a copy of the model and fail now rather than in round one."""
+    data = federation.client(0)
+    inputs, targets = data.pool.batch(data.train[:2])
+    trial = copy.deepcopy(model).eval()
+    given = f"inputs of shape {tuple(inputs.shape)} and type {inputs.dtype}"
+    try:
+        outputs = trial(inputs)
+    except Exception as error:
+        raise ModelError(
+            f"the model cannot be run on the data: {given} gave {type(error).__name__}: {error}"
+        ) from error
+    classes = federation.classes
+    if classes is not None and isinstance(outputs, torch.Tensor):
+        shape = tuple(outputs.shape)
+        if len(shape) < 2 or shape[0] != len(inputs) or shape[1] < classes:
+            raise ModelError(
+                f"the model's output does not fit the classes: {given} gave {shape}, but {classes} classes "
+                f"need ({len(inputs)}, {classes}) or more columns"
+            )
+    try:
+        value = local.loss(outputs, targets)
+    except Exception as error:
+        raise ModelError(
+            f"the loss {name_of(local.loss)} cannot be taken of the model's output and targets of shape "
+            f"{tuple(targets.shape)} and type {targets.dtype}: {error}"
+        ) from error
+    if value.numel() != 1:
+        raise ModelError(f"the loss {name_of(local.loss)} gives {tuple(value.shape)}; it must give one number, a mean")
+
+
+def name_of(function: object) -> str:
+    """A function's name, for records and messages."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def json_like(value: Any) -> Any:
+    """The value as it will be read back from JSON, so that comparisons are exact."""
+    try:
+        return json.loads(json.dumps(value))
+    except TypeError as error:
+        raise ConfigError(f"the options of a method must be plain values that JSON can hold: {error}") from error
