@@ -99,6 +99,8 @@ class Anatomy:
     layers: tuple[Layer, ...]
     shapes: Mapping[str, tuple[int, ...]]
     without_elements: Mapping[str, str] = field(default_factory=dict)  # other modules: name -> type
+    stage: Mapping[str, int] = field(default_factory=dict)  # of every tensor: the numbered layer that it goes with
+    norms: frozenset[str] = frozenset()  # tensors of normalisation modules
 
     @classmethod
     def of(cls, model: nn.Module) -> Anatomy:
@@ -110,15 +112,19 @@ class Anatomy:
             raise ModelError(f"{type(model).__name__} has no parameters: there is nothing to train")
         found: list[Layer] = []
         others: dict[str, str] = {}
+        norms: set[str] = set()
         for name, module in model.named_modules():
             made = _layers_of(name, module, shapes)
             if made:
                 found.extend(made)
             elif name:
                 others[name] = type(module).__name__
-                if found and isinstance(module, _NORMS):
+            if isinstance(module, _NORMS):
+                norms |= {t for t in _own_tensors(name, module) if t in shapes}
+                if found:
                     found[-1] = _with_norm(found[-1], name, shapes)
-        return cls(tuple(_numbered(found, getattr(model, "fedfac_layers", None))), shapes, others)
+        layers = tuple(_numbered(found, getattr(model, "fedfac_layers", None)))
+        return cls(layers, shapes, others, _stages(model, layers, shapes), frozenset(norms))
 
     @property
     def numbered(self) -> tuple[Layer, ...]:
@@ -131,6 +137,19 @@ class Anatomy:
         if not self.numbered:
             raise LayerError("the model has no layer with elements, so it has no head")
         return self.numbered[-1]
+
+    def first(self, layers: int) -> frozenset[str]:
+        """The tensors of layers 1..``layers``, with whatever stands between them and the next layer."""
+        return frozenset(tensor for tensor, stage in self.stage.items() if stage <= self._count(layers))
+
+    def last(self, layers: int) -> frozenset[str]:
+        """The tensors of the last ``layers`` layers."""
+        return frozenset(t for t, stage in self.stage.items() if stage > len(self.numbered) - self._count(layers))
+
+    def _count(self, layers: int) -> int:
+        if not 0 <= layers <= len(self.numbered):
+            raise LayerError(f"{layers} layers were asked for; the model has {len(self.numbered)}")
+        return layers
 
     def layer(self, key: LayerKey) -> Layer:
         """A layer by its number 1..L (or -1 for L, -2 for L-1, ...) or by its module's name."""
@@ -198,6 +217,24 @@ def _layers_of(name: str, module: nn.Module, shapes: Mapping[str, tuple[int, ...
         weight = Rows(prefix + "weight", elements)
     biases = (Rows(prefix + "bias", elements),) if prefix + "bias" in shapes else ()
     return [Layer(name, None, elements, type(module).__name__, (weight,), biases)]
+
+
+def _own_tensors(name: str, module: nn.Module) -> list[str]:
+    own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    return [f"{name}.{tensor}" if name else tensor for tensor, _ in own]
+
+
+def _stages(model: nn.Module, layers: tuple[Layer, ...], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """A tensor of no numbered layer (a normalisation, a shortcut) goes with the layer before it."""
+    owner = {tensor: layer.number for layer in layers if layer.number is not None for tensor in layer.tensors}
+    stage: dict[str, int] = {}
+    current = 1
+    for name, module in model.named_modules():
+        for tensor in _own_tensors(name, module):
+            current = owner.get(tensor, current)
+            if tensor in shapes:
+                stage[tensor] = current
+    return stage
 
 
 def _recurrent(prefix: str, module: nn.RNNBase, index: int) -> Layer:

@@ -168,7 +168,7 @@ def _check_untouched(method: Method, model: nn.Module, result: Result) -> None:
     trained = frozenset().union(*(phase.trains or () for phase in phases))
     start = references(method.wrap(model) if method.wrap else model)
     for client in range(len(result.names)):
-        state = references(result.model(client))
+        state = result.state(client)
         moved = [name for name in start if name not in trained and not torch.equal(start[name], state[name])]
         if moved:
             raise MethodError(f"{method}: no phase trains {moved}, but client {client} has other values of it")
@@ -180,5 +180,5 @@ def _check_equal(method: Method, one: Result, other: Result, how: str) -> None:
     if not same(one.server, other.server):
         raise MethodError(f"{method}: {how}, the server's state differs")
     for client in range(len(one.names)):
-        if not same(references(one.model(client)), references(other.model(client))):
+        if not same(one.state(client), other.state(client)):
             raise MethodError(f"{method}: {how}, the model of client {client} differs")

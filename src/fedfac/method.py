@@ -84,7 +84,7 @@ class Plan:
     phases: tuple[Phase, ...] = (Phase(),)
     refresh: tuple[Phase, ...] = ()  # on a copy of the client's model before it is evaluated or handed out
     newcomer: tuple[Phase, ...] = ()  # how a client that was never there makes a model its own
-    newcomer_rules: tuple[str, ...] = ("adapt",)  # of NEWCOMER_RULES, the method's own first
+    newcomer_rules: tuple[str, ...] = ("adapt",)  # the ways to serve one, the method's own first
 
     def __post_init__(self) -> None:
         unknown = set(self.newcomer_rules) - set(NEWCOMER_RULES)

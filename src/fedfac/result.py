@@ -52,7 +52,7 @@ class Result:
         For a method that fine-tunes before it predicts (FedAvg+), that is done here, on the client's data.
         """
         number = self._index(client)
-        state = self.split.overlay(self.server, self.store.get(number))
+        state = self.state(number)
         if self.plan is None or not self.plan.refresh:
             model = copy.deepcopy(self.template)
             load_state(model, state)
@@ -72,6 +72,10 @@ class Result:
             round=max(r["round"] for r in self.records),
             purpose="refresh",
         )
+
+    def state(self, client: int | str) -> State:
+        """The client's tensors: shared ones from the server, personal ones as it last trained them."""
+        return self.split.overlay(self.server, self.store.get(self._index(client)))
 
     def adapt(self, train_data: ClientArrays | Dataset[Any] | ClientData, *, epochs: int | None = None) -> nn.Module:
         """A model for a client that was never there, from its own labelled samples, by the method's own rule.

@@ -250,10 +250,8 @@ class Session:
         record: Record = {"round": number}
 
         if number > 0 or (rule is not None and rule.measures):
-            everyone = number == 0 and self.plan.probe_all
-            cohort = (
-                list(self.participants) if everyone else draw_cohort(self.participants, self.cohort, self.seed, number)
-            )
+            size = len(self.participants) if number == 0 and self.plan.probe_all else self.cohort
+            cohort = draw_cohort(self.participants, size, self.seed, number)
             outcomes = self.engine.train(number, self.server, self.split, cohort)
             record |= _training_record(outcomes, self.federation.names)
             self._check_any_finite(number, outcomes)

@@ -9,12 +9,27 @@ from typing import Any
 
 from fedfac.errors import ConfigError, did_you_mean
 from fedfac.method import Method
-from fedfac.methods.averaging import fedavg, local
+from fedfac.methods.averaging import fedavg, fedavg_plus, fedprox, fedprox_plus, local
+from fedfac.methods.fedem import fedem
 from fedfac.methods.fedfac import all_personal, fedfac, random_split, variance_split
+from fedfac.methods.layerwise import fedbabu, fedbn, fedper, fedrep, lg_fedavg
+from fedfac.methods.twin import apfl, ditto, pfedme
 
 METHODS: Mapping[str, Callable[..., Method]] = {
     "fedavg": fedavg,
+    "fedavg+": fedavg_plus,
+    "fedprox": fedprox,
+    "fedprox+": fedprox_plus,
     "local": local,
+    "fedper": fedper,
+    "fedrep": fedrep,
+    "lg-fedavg": lg_fedavg,
+    "fedem": fedem,
+    "fedbn": fedbn,
+    "fedbabu": fedbabu,
+    "ditto": ditto,
+    "apfl": apfl,
+    "pfedme": pfedme,
     "fedfac": fedfac,
     "fedfac-static": partial(fedfac, schedule="static"),
     "random": random_split,
@@ -45,11 +60,23 @@ def options_of(name: str) -> dict[str, inspect.Parameter]:
 __all__ = [
     "METHODS",
     "all_personal",
+    "apfl",
     "build",
+    "ditto",
     "fedavg",
+    "fedavg_plus",
+    "fedbabu",
+    "fedbn",
+    "fedem",
     "fedfac",
+    "fedper",
+    "fedprox",
+    "fedprox_plus",
+    "fedrep",
+    "lg_fedavg",
     "local",
     "options_of",
+    "pfedme",
     "random_split",
     "variance_split",
 ]

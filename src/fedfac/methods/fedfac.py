@@ -18,7 +18,7 @@ from typing import Any
 from fedfac.anatomy import Anatomy, Layer, LayerKey
 from fedfac.errors import ConfigError, did_you_mean
 from fedfac.factor import ESTIMATORS, check_kappa
-from fedfac.method import Method, Plan
+from fedfac.method import PERSONAL, Method, Phase, Plan
 from fedfac.rules import FactorRule, RandomRule, Rule, Threshold, VarianceRule, per_layer
 from fedfac.split import NORM_OPTIONS, Split
 
@@ -26,6 +26,9 @@ Tau = str | float | Mapping[LayerKey, str | float]
 Kappa = float | Mapping[LayerKey, float]
 LAST_HIDDEN = (-2,)
 SCHEDULES = ("dynamic", "static")
+HEADS = ("shared", "personal", "split")
+# paper 3.2: LocalTrain (the personal part is trained, the shared part frozen) and Ensemble
+_NEWCOMERS: dict[str, Any] = {"newcomer": (Phase(trains=PERSONAL),), "newcomer_rules": ("adapt", "ensemble")}
 
 
 def fedfac(
@@ -37,6 +40,7 @@ def fedfac(
     estimator: str = "principal-axis",
     on: str = "weights",
     norm: str = "follow",
+    head: str = "shared",
     probe_all: bool = False,
     eta_g: float = 1.0,
 ) -> Method:
@@ -57,6 +61,9 @@ def fedfac(
         How communalities are estimated (see :mod:`fedfac.factor`), from ``"weights"`` or ``"updates"``.
     norm
         The normalisation after a split layer: ``"follow"`` its elements, ``"shared"`` or ``"personal"``.
+    head
+        The last layer: ``"shared"`` (the paper), ``"personal"`` beside the split, or ``"split"`` itself, by
+        class. Under label skew a personal head is worth more than anything else.
     probe_all
         Static only: let all clients train for the one factor analysis instead of one cohort.
     eta_g
@@ -78,6 +85,7 @@ def fedfac(
         layers=layers,
         tau=tau,
         norm=norm,
+        head=head,
         every_round=schedule == "dynamic",
         probe_all=probe_all,
         eta_g=eta_g,
@@ -140,7 +148,8 @@ def all_personal(*, layers: Sequence[LayerKey] = LAST_HIDDEN, norm: str = "follo
 
     def plan(anatomy: Anatomy) -> Plan:
         split = Split.of(anatomy, layers=anatomy.select(layers), norm=norm)
-        return Plan(split=split.with_masks({name: (False,) * len(mask) for name, mask in split.masks.items()}))
+        masks = {name: (False,) * len(mask) for name, mask in split.masks.items()}
+        return Plan(split=split.with_masks(masks), **_NEWCOMERS)
 
     options = {"layers": list(layers), "norm": norm, "eta_g": eta_g}
     return Method(name="all-personal", plan=plan, server_rate=eta_g, options=options)
@@ -157,27 +166,34 @@ def _by_element(
     eta_g: float,
     options: dict[str, Any],
     probe_all: bool = False,
+    head: str = "shared",
 ) -> Method:
     """A method that splits the layers in Λ by a rule; values are checked now, layers with the model."""
     if isinstance(layers, str | int):
         raise ConfigError(f"layers is {layers!r}; give a list of layer numbers or names, such as [{layers!r}]")
     if norm not in NORM_OPTIONS:
         raise ConfigError(f"norm is {norm!r}. {did_you_mean(norm, NORM_OPTIONS)}")
+    if head not in HEADS:
+        raise ConfigError(f"head is {head!r}. {did_you_mean(head, HEADS)}")
     for value in tau.values() if isinstance(tau, Mapping) else [tau]:
         Threshold.parse(value)
 
     def plan(anatomy: Anatomy) -> Plan:
-        chosen = anatomy.select(layers)
-        split = Split.of(anatomy, layers=chosen, norm=norm)
+        chosen = anatomy.select([*layers, -1] if head == "split" else layers)
+        if head == "personal" and anatomy.head in chosen:
+            raise ConfigError(f"the head {anatomy.head.name!r} cannot be both personal and one of the layers to split")
+        personal = anatomy.last(1) if head == "personal" else ()
+        split = Split.of(anatomy, layers=chosen, personal=personal, norm=norm)
         if not chosen:
-            return Plan(split=split)
+            return Plan(split=split, **_NEWCOMERS)
         thresholds = {k: Threshold.parse(v) for k, v in per_layer("tau", tau, anatomy, chosen).items()}
         return Plan(
             split=split,
             rule=rule(anatomy, chosen, thresholds),
             every_round=every_round,
             probe_all=probe_all,
+            **_NEWCOMERS,
         )
 
-    recorded = {"layers": list(layers), "tau": tau, "norm": norm, "eta_g": eta_g, **options}
+    recorded = {"layers": list(layers), "tau": tau, "norm": norm, "head": head, "eta_g": eta_g, **options}
     return Method(name=name, plan=plan, server_rate=eta_g, options=recorded)

@@ -1,0 +1,141 @@
+"""FedEM (Marfoq et al., NeurIPS 2021): clients are mixtures of M common components.
+
+Client c models p(y|x) = Σ_m π_cm p_m(y|x). The components are shared, the mixture π_c is personal.
+
+- E step: q_i(m) ∝ π_m·exp(−ℓ_m(x_i, y_i)) for every training sample, components in eval mode; π_m = mean of q(m).
+- M step: component m is trained on the q_i(m)-weighted mean loss; the server averages each component over the cohort.
+- Prediction: Σ_m π_m·softmax, probabilities and not logits; its logarithm is what the module returns.
+- A newcomer, and every client before it is evaluated, takes E steps only, the components frozen.
+
+The components start from distinct weights (a common start would keep them equal for ever): the first is the model as
+it was given, the others have their modules' ``reset_parameters`` called. With M = 1 this is FedAvg. We average over
+the cohort's Σ n_k, not over all clients.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from fedfac.anatomy import Anatomy
+from fedfac.errors import ConfigError, ModelError
+from fedfac.method import Begin, Loss, Method, Phase, Plan, Step
+from fedfac.seeds import global_stream
+from fedfac.split import Split
+
+BATCH = 512
+TOLERANCE = 1e-5
+MAX_STEPS = 1000
+
+
+class Mixture(nn.Module):
+    """M components and their shares π."""
+
+    pi: Tensor
+
+    def __init__(self, model: nn.Module, components: int, seed: int) -> None:
+        super().__init__()
+        copies = [copy.deepcopy(model) for _ in range(components)]
+        for number, component in enumerate(copies[1:], start=1):
+            with global_stream(seed, "component", number):
+                for module in component.modules():
+                    if callable(reset := getattr(module, "reset_parameters", None)):
+                        reset()
+        self.components = nn.ModuleList(copies)
+        self.register_buffer("pi", torch.full((components,), 1 / components, dtype=torch.float64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """log Σ_m π_m·softmax of component m."""
+        logs = torch.stack([component(inputs).log_softmax(1) for component in self.components])
+        weights = self.pi.to(logs.dtype).clamp_min(torch.finfo(logs.dtype).tiny).log()
+        return torch.logsumexp(logs + weights.reshape(-1, *[1] * (logs.ndim - 1)), dim=0)
+
+
+def fedem(*, components: int = 3, component_seed: int = 0, eta_g: float = 1.0) -> Method:
+    """FedEM with ``components`` components; the paper takes 3."""
+    if components < 1:
+        raise ConfigError(f"components is {components}; a mixture has at least one")
+
+    def plan(anatomy: Anatomy) -> Plan:
+        settle = Phase(epochs=0, before=settle_shares)
+        return Plan(
+            split=Split.of(anatomy, personal=["pi"]),
+            phases=(Phase(objective=weighted_loss, before=expectation),),
+            refresh=(Phase(epochs=0, before=expectation),),
+            newcomer=(settle,),
+        )
+
+    return Method(
+        name="fedem",
+        plan=plan,
+        wrap=lambda model: Mixture(model, components, component_seed),
+        server_rate=eta_g,
+        options={"components": components, "component_seed": component_seed, "eta_g": eta_g},
+    )
+
+
+@torch.no_grad()
+def expectation(begin: Begin) -> Tensor:
+    """One E step: sets π and returns q, one row per training sample."""
+    mixture = _mixture(begin.model)
+    q = _responsibilities(_log_likelihoods(begin), mixture.pi)
+    mixture.pi.copy_(q.mean(0))
+    return q
+
+
+@torch.no_grad()
+def settle_shares(begin: Begin) -> None:
+    """E steps until π stands still; the components do not change, so their losses are taken once."""
+    mixture = _mixture(begin.model)
+    logs = _log_likelihoods(begin)
+    for _ in range(MAX_STEPS):
+        before = mixture.pi.clone()
+        mixture.pi.copy_(_responsibilities(logs, before).mean(0))
+        if float((mixture.pi - before).abs().max()) < TOLERANCE:
+            return
+
+
+def weighted_loss(step: Step) -> Tensor:
+    """The M step's loss: Σ_m mean_i q_i(m)·ℓ_m(x_i, y_i)."""
+    q: Tensor = step.context[step.index.to(step.context.device)]
+    total = torch.zeros((), device=q.device)
+    for m, component in enumerate(_mixture(step.model).components):
+        losses = per_sample(step.loss, component(step.inputs), step.targets)
+        total = total + (q[:, m].to(losses.dtype) * losses).mean()
+    return total
+
+
+def per_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """A mean loss, taken of every sample by itself."""
+    if "reduction" in inspect.signature(loss).parameters:
+        each = loss(outputs, targets, reduction="none")  # type: ignore[call-arg]
+        return each.flatten(1).mean(1) if each.ndim > 1 else each
+    one: Tensor = vmap(lambda o, t: loss(o[None], t[None]))(outputs, targets)
+    return one
+
+
+def _log_likelihoods(begin: Begin) -> Tensor:
+    """−ℓ_m(x_i, y_i) of all training samples: (n, M)."""
+    mixture = _mixture(begin.model)
+    was_training = mixture.training
+    mixture.eval()
+    rows = []
+    for index in torch.split(begin.data.train, BATCH):
+        inputs, targets = begin.data.pool.batch(index)
+        rows.append(torch.stack([-per_sample(begin.loss, c(inputs), targets) for c in mixture.components], dim=1))
+    mixture.train(was_training)
+    return torch.cat(rows).double()
+
+
+def _responsibilities(logs: Tensor, pi: Tensor) -> Tensor:
+    return (logs + pi.log()).softmax(1)
+
+
+def _mixture(model: nn.Module) -> Mixture:
+    if not isinstance(model, Mixture):
+        raise ModelError(f"FedEM trains a mixture of models; it was given a {type(model).__name__}")
+    return model

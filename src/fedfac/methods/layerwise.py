@@ -1,0 +1,96 @@
+"""Methods that keep whole layers personal.
+
+- FedPer (Arivazhagan et al. 2019): the last layers are personal, all is trained jointly. The paper names no rule
+  for newcomers; ours trains the personal layers only.
+- FedRep (Collins et al., ICML 2021): the same split; a client first fits its head with the body frozen, then the
+  body with the head frozen. Frozen means *not stepped*: a zeroed gradient would still move under momentum and weight
+  decay, and a frozen normalisation keeps its statistics. Official CIFAR-10 runs: 10 head epochs and 1 body epoch.
+- LG-FedAvg (Liang et al. 2020): the other way round, the *first* layers are personal and the last ones shared. A
+  newcomer gets the mean of all clients' outputs. The official code starts from a FedAvg checkpoint; to do so, give
+  ``fit`` a model with those weights.
+- FedBN (Li et al., ICLR 2021): normalisation layers are personal, parameters and statistics; found by module type.
+- FedBABU (Oh et al., ICLR 2022): only the body is trained and shared; the head stays at its random start, and before
+  a client predicts, a copy is fine-tuned on its data.
+"""
+
+from __future__ import annotations
+
+from fedfac.anatomy import Anatomy
+from fedfac.errors import ConfigError
+from fedfac.method import PERSONAL, Method, Phase, Plan
+from fedfac.split import Split
+
+
+def fedper(*, personal_layers: int = 1, eta_g: float = 1.0) -> Method:
+    """The last ``personal_layers`` layers stay with the client; 0 is FedAvg."""
+
+    def plan(anatomy: Anatomy) -> Plan:
+        split = Split.of(anatomy, personal=anatomy.last(personal_layers))
+        return Plan(split=split, newcomer=(Phase(trains=PERSONAL),))
+
+    return Method(
+        name="fedper", plan=plan, server_rate=eta_g, options={"personal_layers": personal_layers, "eta_g": eta_g}
+    )
+
+
+def fedrep(
+    *, personal_layers: int = 1, head_epochs: int | None = None, body_epochs: int = 1, eta_g: float = 1.0
+) -> Method:
+    """FedPer's split; first the head (by default for the run's local epochs), then the body."""
+    if body_epochs < 1 or (head_epochs is not None and head_epochs < 1):
+        raise ConfigError(
+            f"head_epochs is {head_epochs} and body_epochs {body_epochs}; both are whole numbers from 1 up"
+        )
+
+    def plan(anatomy: Anatomy) -> Plan:
+        head = anatomy.last(personal_layers)
+        body = frozenset(anatomy.shapes) - head
+        fit_head = Phase(trains=head, epochs=head_epochs)
+        return Plan(
+            split=Split.of(anatomy, personal=head),
+            phases=(fit_head, Phase(trains=body, epochs=body_epochs)),
+            newcomer=(fit_head,),
+        )
+
+    options = {"personal_layers": personal_layers, "head_epochs": head_epochs, "body_epochs": body_epochs}
+    return Method(name="fedrep", plan=plan, server_rate=eta_g, options={**options, "eta_g": eta_g})
+
+
+def lg_fedavg(*, local_layers: int | None = None, eta_g: float = 1.0) -> Method:
+    """The first ``local_layers`` layers stay with the client (by default all but the last; 0 is FedAvg)."""
+
+    def plan(anatomy: Anatomy) -> Plan:
+        number = len(anatomy.numbered) - 1 if local_layers is None else local_layers
+        return Plan(
+            split=Split.of(anatomy, personal=anatomy.first(number)),
+            newcomer=(Phase(trains=PERSONAL),),
+            newcomer_rules=("ensemble", "adapt"),
+        )
+
+    return Method(
+        name="lg-fedavg", plan=plan, server_rate=eta_g, options={"local_layers": local_layers, "eta_g": eta_g}
+    )
+
+
+def fedbn(*, eta_g: float = 1.0) -> Method:
+    """Normalisation stays with the client."""
+
+    def plan(anatomy: Anatomy) -> Plan:
+        return Plan(split=Split.of(anatomy, personal=anatomy.norms), newcomer=(Phase(trains=PERSONAL),))
+
+    return Method(name="fedbn", plan=plan, server_rate=eta_g, options={"eta_g": eta_g})
+
+
+def fedbabu(*, finetune_epochs: int | None = None, finetune: str = "all", eta_g: float = 1.0) -> Method:
+    """A body trained against a fixed random head; the client fine-tunes ``"all"`` or only the ``"head"``."""
+    if finetune not in ("all", "head"):
+        raise ConfigError(f"finetune is {finetune!r}; allowed: all, head")
+
+    def plan(anatomy: Anatomy) -> Plan:
+        head = anatomy.last(1)
+        tuning = (Phase(trains=head if finetune == "head" else None, epochs=finetune_epochs),)
+        body = Phase(trains=frozenset(anatomy.shapes) - head)
+        return Plan(split=Split.of(anatomy), phases=(body,), refresh=tuning, newcomer=tuning)
+
+    options = {"finetune_epochs": finetune_epochs, "finetune": finetune, "eta_g": eta_g}
+    return Method(name="fedbabu", plan=plan, server_rate=eta_g, options=options)

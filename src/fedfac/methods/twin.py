@@ -1,0 +1,179 @@
+"""Methods in which a client holds two copies of the model: the global one, and one of its own.
+
+The two are one module with the parts ``shared`` and ``own``, so they train in the one local loop, phase by phase,
+and are split like any other state.
+
+- Ditto (Li et al., ICML 2021): the global stream is FedAvg; own v minimises ℓ(v) + ½λ‖v − wᵗ‖², wᵗ as received.
+- APFL (Deng et al. 2020): a client predicts with v̄ = α·v + (1−α)·w, a mixture of *parameters*; v and α follow the
+  gradient of ℓ(v̄). The original steps w, v and α in turn on every batch; here first w for the local epochs, then v
+  and α against it.
+- pFedMe (Dinh et al., NeurIPS 2020): θ minimises ℓ(θ) + ½λ‖θ − w‖², and w follows its Moreau envelope, whose gradient
+  is λ(w − θ). The original takes several θ steps per batch between two w steps; here θ and w step together, by one
+  loss whose cross terms are cut. The server's β is ``eta_g``.
+
+A client that has never trained has no copy of its own yet: it predicts with the global model, and its own copy starts
+from there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedfac.anatomy import Anatomy
+from fedfac.errors import ConfigError, ModelError
+from fedfac.method import Begin, Method, Phase, Plan, Step
+from fedfac.split import Split
+from fedfac.state import copy_into, references
+
+
+class Twin(nn.Module):
+    """Two copies of a model; ``begun`` says whether the own one has begun to be one's own."""
+
+    begun: Tensor
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.shared = copy.deepcopy(model)
+        self.own = copy.deepcopy(model)
+        self.register_buffer("begun", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The client's prediction."""
+        output: Tensor = self.predict(inputs) if bool(self.begun) else self.shared(inputs)
+        return output
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        """The prediction of a client that has a copy of its own."""
+        output: Tensor = self.own(inputs)
+        return output
+
+    def begin(self) -> None:
+        """The own copy starts from the global one, once."""
+        if not bool(self.begun):
+            copy_into(references(self.own), references(self.shared))
+            self.begun.fill_(1)
+
+    def distance(self, anchor: Mapping[str, Tensor]) -> Tensor:
+        """½‖own − anchor‖² over the parameters; the anchor is not moved."""
+        total = torch.zeros((), device=self.begun.device)
+        for name, parameter in self.own.named_parameters():
+            total = total + 0.5 * (parameter - anchor[name].detach()).square().sum()
+        return total
+
+
+class Mixed(Twin):
+    """APFL's: the own prediction is that of α·own + (1−α)·shared."""
+
+    def __init__(self, model: nn.Module, alpha: float) -> None:
+        super().__init__(model)
+        self.alpha = nn.Parameter(torch.tensor(alpha))
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        """The mixture's output; the shared part is not moved by it."""
+        shared = dict(self.shared.named_parameters())
+        mixed = {
+            name: self.alpha * own + (1 - self.alpha) * shared[name].detach()
+            for name, own in self.own.named_parameters()
+        }
+        output: Tensor = functional_call(self.own, mixed, (inputs,))
+        return output
+
+
+def ditto(*, lam: float = 0.1, personal_epochs: int | None = None, eta_g: float = 1.0) -> Method:
+    """A global model, and beside it an own one that is held near it with strength λ."""
+    _not_negative("lam", lam)
+
+    def objective(step: Step) -> Tensor:
+        twin = _twin(step.model)
+        anchor = {name: step.received[f"shared.{name}"] for name, _ in twin.own.named_parameters()}
+        return step.loss(twin.own(step.inputs), step.targets) + lam * twin.distance(anchor)
+
+    def plan(anatomy: Anatomy) -> Plan:
+        shared, own = _parts(anatomy)
+        fit_own = Phase(trains=own, epochs=personal_epochs, objective=objective, before=_begin)
+        return Plan(
+            split=Split.of(anatomy, personal=own),
+            phases=(Phase(trains=shared, objective=_global_objective, before=_begin), fit_own),
+            newcomer=(fit_own,),
+        )
+
+    options = {"lam": lam, "personal_epochs": personal_epochs, "eta_g": eta_g}
+    return Method(name="ditto", plan=plan, wrap=Twin, server_rate=eta_g, options=options)
+
+
+def apfl(*, alpha: float = 0.5, personal_epochs: int | None = None, eta_g: float = 1.0) -> Method:
+    """A mixture of an own and the global model, whose share α (this is its start) each client learns."""
+    if not 0 <= alpha <= 1:
+        raise ConfigError(f"alpha is {alpha}; the share of the own model is a number from 0 to 1")
+
+    def objective(step: Step) -> Tensor:
+        twin = _twin(step.model)
+        if isinstance(twin, Mixed):
+            with torch.no_grad():
+                twin.alpha.clamp_(0, 1)
+        return step.loss(twin.predict(step.inputs), step.targets)
+
+    def plan(anatomy: Anatomy) -> Plan:
+        shared, own = _parts(anatomy)
+        fit_own = Phase(trains=own, epochs=personal_epochs, objective=objective, before=_begin)
+        return Plan(
+            split=Split.of(anatomy, personal=own),
+            phases=(Phase(trains=shared, objective=_global_objective, before=_begin), fit_own),
+            newcomer=(fit_own,),
+        )
+
+    options = {"alpha": alpha, "personal_epochs": personal_epochs, "eta_g": eta_g}
+    return Method(name="apfl", plan=plan, wrap=lambda m: Mixed(m, alpha), server_rate=eta_g, options=options)
+
+
+def pfedme(*, lam: float = 15.0, eta_g: float = 1.0) -> Method:
+    """Own models θ, and a global one that follows their Moreau envelope."""
+    _not_negative("lam", lam)
+
+    def objective(step: Step) -> Tensor:
+        twin = _twin(step.model)
+        loss = step.loss(twin.own(step.inputs), step.targets)
+        own, shared = dict(twin.own.named_parameters()), dict(twin.shared.named_parameters())
+        envelope = sum((0.5 * (shared[n] - own[n].detach()).square().sum() for n in own), torch.zeros_like(loss))
+        return loss + lam * twin.distance(shared) + lam * envelope
+
+    def plan(anatomy: Anatomy) -> Plan:
+        _, own = _parts(anatomy)
+        fit_own = Phase(trains=own, objective=objective, before=_begin)
+        return Plan(
+            split=Split.of(anatomy, personal=own),
+            phases=(Phase(objective=objective, before=_begin),),
+            newcomer=(fit_own,),
+        )
+
+    return Method(name="pfedme", plan=plan, wrap=Twin, server_rate=eta_g, options={"lam": lam, "eta_g": eta_g})
+
+
+def _twin(model: nn.Module) -> Twin:
+    if not isinstance(model, Twin):
+        raise ModelError(f"this method trains two copies of a model in one; it was given a {type(model).__name__}")
+    return model
+
+
+def _parts(anatomy: Anatomy) -> tuple[frozenset[str], frozenset[str]]:
+    """The tensors of the wrapper's part ``shared``, and all others."""
+    shared = frozenset(name for name in anatomy.shapes if name.split(".")[0] == "shared")
+    return shared, frozenset(anatomy.shapes) - shared
+
+
+def _begin(begin: Begin) -> None:
+    _twin(begin.model).begin()
+
+
+def _global_objective(step: Step) -> Tensor:
+    return step.loss(_twin(step.model).shared(step.inputs), step.targets)
+
+
+def _not_negative(name: str, value: float) -> None:
+    if not value >= 0:
+        raise ConfigError(f"{name} is {value}; it is a number from 0 up")
