@@ -101,7 +101,7 @@ class Config:
         )
 
 
-SECTIONS = ("data", "model", "method", "train")
+SECTIONS = ("data", "model", "method", "train")  # and [compare], which only 'fedfac compare' reads
 TYPED_SECTIONS: Mapping[str, type[Any]] = {"data": DataConfig, "model": ModelConfig, "train": TrainConfig}
 Table = TypeVar("Table")
 

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedfac import evaluate
 from fedfac.data.federation import ClientData
 from fedfac.engine.store import Store
 from fedfac.errors import RunError
@@ -23,6 +26,9 @@ from fedfac.method import Phase
 from fedfac.split import Split
 from fedfac.state import State, clone, load_state, references
 from fedfac.training import Local, noise_of, train_client
+
+if TYPE_CHECKING:
+    from fedfac.result import Result
 
 
 def trained_copy(
@@ -81,3 +87,43 @@ class Ensemble(nn.Module):
     def _states(self) -> Iterator[State]:
         for client in self.clients:
             yield self._split.overlay(self._server, self._store.get(client))
+
+
+def serve(result: Result, *, epochs: int | None = None) -> dict[str, dict[str, Any]]:
+    """How the clients that were kept out of training fare, by each of the method's rules for newcomers.
+
+    Each newcomer adapts to its own training samples (or, for the ensemble, to nothing) and is tested on its own test
+    samples. ``epochs`` of adaptation default to those of the run.
+    """
+    plan, federation, local = result.plan, result.federation, result.local
+    if plan is None or federation is None or local is None:
+        raise RunError("serving newcomers needs the run's method, federation and loss: fedfac.load(path, model, ...)")
+    if not result.newcomers:
+        raise RunError(
+            "no client was kept out of training: train with newcomers=0.1 (--newcomers 0.1) to hold some out"
+        )
+    local = local if epochs is None else replace(local, epochs=epochs)
+    made = result.ensemble() if "ensemble" in plan.newcomer_rules else None
+    figures: dict[str, dict[str, Any]] = {}
+    for rule in plan.newcomer_rules:
+        scores = []
+        for client in result.newcomers:
+            data = federation.client(client)
+            if rule == "ensemble" and made is not None:
+                model: nn.Module = made
+            else:
+                model = trained_copy(
+                    result.template,
+                    result.server,
+                    result.split,
+                    plan.newcomer,
+                    local,
+                    data,
+                    seed=result.seed,
+                    client=client,
+                    purpose="adapt",
+                )
+            scores.append(evaluate.score(model, client, data.pool, data.test, local.loss, federation.classes))
+        adapted = "adapted" if plan.newcomer else "global"
+        figures[rule] = evaluate.summary(scores, "ensemble" if rule == "ensemble" else adapted)
+    return figures

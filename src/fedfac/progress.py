@@ -20,6 +20,7 @@ class RoundProgress:
         self.title, self.rounds, self.quiet = title, rounds, quiet
         self.console = console or Console(file=sys.stderr)
         self._accuracy = "-"
+        self._offset = 0
         self._last_line = monotonic()
         self._bar: Progress | None = None
         self._task = TaskID(0)
@@ -33,6 +34,12 @@ class RoundProgress:
                 console=self.console,
             )
             self._task = self._bar.add_task(title, total=rounds, completed=done, figures="")
+
+    def begin(self, title: str, done: int, offset: int) -> None:
+        """From now on rounds of ``title`` are shown; its round 1 is round ``offset + 1`` of the whole."""
+        self.title, self._offset, self._accuracy = title, offset, "-"
+        if self._bar is not None:
+            self._bar.update(self._task, description=title, completed=done, figures="")
 
     def __enter__(self) -> RoundProgress:
         if self._bar is not None:
@@ -57,13 +64,43 @@ class RoundProgress:
         figures += f"  shared {record['shared_share']:.0%}"
         if record.get("left_out"):
             self.say(f"{self.title}: round {record['round']} without {', '.join(record['left_out'])} (not finite)")
+        done = self._offset + record["round"]
         if self._bar is not None:
-            self._bar.update(self._task, completed=record["round"], figures=figures)
-        elif record["round"] == self.rounds or monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
+            self._bar.update(self._task, completed=done, figures=figures)
+        elif done == self.rounds or monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
             self._last_line = monotonic()
-            self.say(f"{self.title}: round {record['round']}/{self.rounds}  {figures}")
+            self.say(f"{self.title}: round {done}/{self.rounds}  {figures}")
 
     def say(self, text: str) -> None:
         """A line beside the bar."""
         if not self.quiet:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class Steps:
+    """Progress over a number of steps that have names."""
+
+    def __init__(self, title: str, total: int, *, quiet: bool = False) -> None:
+        self._console = Console(file=sys.stderr)
+        self._quiet, self._total, self._done = quiet, total, 0
+        self._bar: Progress | None = None
+        if not quiet and self._console.is_terminal:
+            self._bar = Progress(console=self._console)
+            self._task = self._bar.add_task(title, total=total)
+
+    def __enter__(self) -> Steps:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def step(self, name: str) -> None:
+        """One more is done."""
+        self._done += 1
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done, description=name)
+        elif not self._quiet:
+            self._console.print(f"{self._done}/{self._total} {name}", highlight=False, markup=False, soft_wrap=True)

@@ -53,6 +53,7 @@ class RunDirectory:
     def __init__(self, path: Path, config: dict[str, Any], lock: FileLock | None) -> None:
         self.path, self.config, self._lock = path, config, lock
         self._db = _connect(path / "state.sqlite", writable=lock is not None)
+        self._logging = False
 
     @classmethod
     def create(cls, path: str | Path, config: dict[str, Any]) -> RunDirectory:
@@ -65,7 +66,6 @@ class RunDirectory:
             for leftover in path.glob("state.sqlite*"):  # a start that was killed before it had a config
                 leftover.unlink()
             with contextlib.closing(sqlite3.connect(path / "state.sqlite")) as db:
-                db.execute("PRAGMA journal_mode=WAL")
                 db.executescript(_SCHEMA)
             config = {"format": FORMAT, **config}
             atomic_write(path / "config.json", json.dumps(config, indent=1) + "\n")
@@ -185,11 +185,18 @@ class RunDirectory:
 
     def close(self) -> None:
         """Close the files and let others write."""
+        if self._logging:
+            self.rollback()
+            with contextlib.suppress(sqlite3.OperationalError):  # somebody is reading: the log stays until next time
+                self._db.execute("PRAGMA journal_mode=DELETE")
         self._db.close()
         if self._lock is not None:
             self._lock.release()
 
     def _begin(self) -> None:
+        if not self._logging:  # while it is written to, others can read; afterwards it is one plain file again
+            self._execute("PRAGMA journal_mode=WAL")
+            self._logging = True
         if not self._db.in_transaction:
             self._execute("BEGIN IMMEDIATE")
 

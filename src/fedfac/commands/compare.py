@@ -1,39 +1,52 @@
 """Train several methods on the same clients, from the same start, with the same cohorts, and print one table.
 
-Running it again with the same --out trains only what is missing.
+Methods × settings × seeds; running it again with the same --out trains only what is missing. The folder gets
+results.csv, table.md and table.tex.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedfac import experiment, methods
+from fedfac import comparison as comparisons
+from fedfac import tables
 from fedfac.commands.flags import (
     add_experiment_flags,
     add_running_flags,
-    config_for,
     free_folder,
     read_config,
     stop_on_interrupt,
 )
-from fedfac.commands.show import print_comparison, result_json
-from fedfac.config import SECTIONS
-from fedfac.errors import ConfigError, RunError, did_you_mean
+from fedfac.commands.show import print_blocks
+from fedfac.comparison import Cell, Comparison
+from fedfac.errors import ConfigError
 from fedfac.progress import RoundProgress
-from fedfac.result import Result
-from fedfac.run import atomic_write, check_same_run
+from fedfac.rounds import Record
+from fedfac.run import atomic_write
 
-PLAN = "comparison.json"
 DEFAULT_METHODS = "fedavg,local,fedfac-static,fedfac"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``fedfac compare``."""
-    parser.add_argument("--methods", default=DEFAULT_METHODS, metavar="A,B,...", help=f"default: {DEFAULT_METHODS}")
+    parser.add_argument(
+        "--methods",
+        metavar="A,B:OPTION=VALUE,...",
+        help=f"methods, each with options of its own if you like: fedprox:mu=0.1 (default: {DEFAULT_METHODS})",
+    )
+    parser.add_argument("--seeds", metavar="N", help="number of seeds (3: 0, 1, 2), or a list: 4,7 (default: 1)")
+    parser.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="KEY=A,B",
+        help="settings: alpha=0.1,0.5 (repeatable)",
+    )
+    parser.add_argument("--time-rounds", type=int, metavar="N", help="rounds to time, alternating (default: 0)")
     parser.add_argument("--out", metavar="DIR", help="folder for all runs (default: runs/compare-N)")
     add_experiment_flags(parser)
     add_running_flags(parser)
@@ -41,70 +54,93 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan the comparison, then train it."""
-    names = [name.strip() for name in arguments.methods.split(",") if name.strip()]
-    out = Path(arguments.out) if arguments.out else free_folder("compare")
-    plan(out, names, read_config(arguments))
-    return go_on(out, arguments)
+    asked = read_config(arguments)
+    grid = asked.pop("compare", {})
+    names = arguments.methods or ",".join(grid.get("methods", [])) or DEFAULT_METHODS
+    vary = {key: list(values) for key, values in grid.get("vary", {}).items()} | dict(map(_vary, arguments.vary))
+    seeds = (
+        _seeds(arguments.seeds) if arguments.seeds else list(grid.get("seeds", [asked.get("train", {}).get("seed", 0)]))
+    )
+    comparison = comparisons.plan(
+        Path(arguments.out) if arguments.out else free_folder("compare"),
+        methods=[name.strip() for name in names.split(",") if name.strip()],
+        tables=asked,
+        seeds=seeds,
+        vary=vary,
+    )
+    rounds = grid.get("time_rounds", 0) if arguments.time_rounds is None else arguments.time_rounds
+    return go_on(comparison, arguments, time_rounds=rounds)
 
 
-def plan(out: Path, names: Sequence[str], tables: Mapping[str, Any]) -> None:
-    """Check everything, then write down what is compared; an existing comparison must be the same one."""
-    if not names or len(set(names)) != len(names):
-        raise ConfigError(f"methods is {','.join(names)!r}; give at least one method, each once")
-    for name in names:
-        experiment.build(config_for(tables, name))  # fails before anything is written
-    options = set(tables.get("method", {})) - {"name"}
-    for option in options - {o for name in names for o in methods.options_of(name)}:
-        known = {o for name in names for o in methods.options_of(name)}
-        raise ConfigError(f"none of the methods has an option {option!r}. {did_you_mean(option, sorted(known))}")
-    wanted = {"methods": list(names), **{name: tables[name] for name in SECTIONS if name in tables}}
-    wanted = json.loads(json.dumps(wanted))
-    path = out / PLAN
-    if path.exists():
-        check_same_run(out, read_plan(out), wanted)
-        return
-    if out.exists() and any(out.iterdir()):
-        raise RunError(f"{out} is not empty and holds no comparison: choose another folder")
-    out.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, json.dumps(wanted, indent=1) + "\n")
-
-
-def read_plan(out: Path) -> dict[str, Any]:
-    """What a folder compares."""
-    try:
-        return dict(json.loads((out / PLAN).read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"{out / PLAN} cannot be read ({error}); nothing was changed") from error
-
-
-def go_on(out: Path, arguments: argparse.Namespace) -> int:
-    """Train every method of a planned comparison that is not finished, and print the table."""
-    wanted = read_plan(out)
-    tables = {name: wanted[name] for name in SECTIONS if name in wanted}
-    results: dict[str, Result] = {}
-    stopped = False
-    for name in wanted["methods"]:
-        config = config_for(tables, name)
-        folder = out / name
-        with (
-            RoundProgress(name, config.train.rounds, quiet=arguments.quiet) as progress,
-            stop_on_interrupt(progress.say) as should_stop,
-        ):
-            results[name] = experiment.run(
-                config,
-                out=folder,
-                resume=(folder / "config.json").exists(),
-                lanes=arguments.lanes,
-                device=arguments.device,
-                on_round=progress,
-                should_stop=should_stop,
-            )
-        if not results[name].finished:
-            stopped = True
-            progress.say(f"stopped; go on with: fedfac resume {out}")
-            break
+def go_on(comparison: Comparison, arguments: argparse.Namespace, *, time_rounds: int = 0) -> int:
+    """Train every cell that is not finished, write the tables, print them."""
+    total = sum(cell.config.train.rounds for cell in comparison.cells)
+    with (
+        RoundProgress("compare", total, quiet=arguments.quiet) as progress,
+        stop_on_interrupt(progress.say) as should_stop,
+    ):
+        failed = comparisons.train(
+            comparison,
+            lanes=arguments.lanes,
+            device=arguments.device,
+            on_cell=_shown(comparison, progress),
+            should_stop=should_stop,
+        )
+        stopped = should_stop()
+    if time_rounds and not stopped:
+        comparisons.time_rounds(comparison, time_rounds, lanes=arguments.lanes, device=arguments.device)
+    blocks = tables.blocks(comparison, comparisons.times(comparison))
+    atomic_write(comparison.out / "results.csv", tables.csv_text(comparison))
+    atomic_write(comparison.out / "table.md", tables.markdown(blocks))
+    atomic_write(comparison.out / "table.tex", tables.latex(blocks))
     if arguments.json:
-        print(json.dumps({"path": str(out), "methods": [result_json(r, name) for name, r in results.items()]}))
+        said = {"path": str(comparison.out), "settings": tables.plain(blocks)}
+        print(json.dumps(said | {"failed": {str(folder): why for folder, why in failed.items()}}))
     else:
-        print_comparison(results, out)
-    return 130 if stopped else 0
+        print_blocks(blocks, comparison.out)
+    for folder, why in failed.items():
+        progress.say(f"failed: {folder}: {why}")
+    if stopped:
+        progress.say(f"stopped; go on with: fedfac resume {comparison.out}")
+        return 130
+    return 1 if failed else 0
+
+
+def _shown(comparison: Comparison, progress: RoundProgress) -> Callable[[Cell], Callable[[Record], None] | None]:
+    """Progress over the whole grid: rounds of all cells."""
+    before = {}
+    total = 0
+    for cell in comparison.cells:
+        before[cell.folder] = total
+        total += cell.config.train.rounds
+
+    def start(cell: Cell) -> Callable[[Record], None]:
+        name = " ".join(part for part in (cell.setting, cell.method, f"seed {cell.seed}") if part)
+        progress.begin(name, before[cell.folder] + comparisons.rounds_done(cell), before[cell.folder])
+        return progress
+
+    return start
+
+
+def _vary(text: str) -> tuple[str, list[Any]]:
+    key, sign, values = text.partition("=")
+    if not sign or not values:
+        raise ConfigError(f"--vary is {text!r}; write the key and its values: --vary alpha=0.1,0.5")
+    return key.replace("-", "_"), [_value(value) for value in values.split(",")]
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        numbers = [int(word) for word in text.split(",") if word.strip()]
+    except ValueError as error:
+        raise ConfigError(f"--seeds is {text!r}; give a number of seeds, or a list of them: 0,1,2") from error
+    return numbers if "," in text else list(range(numbers[0]))

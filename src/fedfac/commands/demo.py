@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from fedfac import comparison
 from fedfac.commands import compare
 from fedfac.commands.flags import add_running_flags, free_folder
 
@@ -34,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """The comparison with the demo's settings."""
     out = Path(arguments.out) if arguments.out else free_folder("demo")
-    compare.plan(out, compare.DEFAULT_METHODS.split(","), SETTINGS)
-    status = compare.go_on(out, arguments)
+    planned = comparison.plan(out, methods=compare.DEFAULT_METHODS.split(","), tables=SETTINGS)
+    status = compare.go_on(planned, arguments)
     if not arguments.json and not arguments.quiet:
         print(LEGEND.format(out=out))
     return status

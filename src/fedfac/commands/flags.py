@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import inspect
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from fedfac import methods
-from fedfac.config import TYPED_SECTIONS, Config, merged, read_toml, value_type
+from fedfac.config import TYPED_SECTIONS, merged, read_toml, value_type
 from fedfac.errors import ConfigError, did_you_mean
 
 
@@ -66,13 +66,24 @@ def read_config(arguments: argparse.Namespace, *, methods_asked: str | None = No
     return merged(tables, flags)
 
 
-def config_for(tables: Mapping[str, Any], method: str) -> Config:
-    """One method's config out of tables that may hold options of several methods."""
-    if method not in methods.METHODS:
-        raise ConfigError(f"there is no method {method!r}. {did_you_mean(method, methods.METHODS)}")
+def check_epochs(epochs: int | None) -> None:
+    """Epochs are counted from 1."""
+    if epochs is not None and epochs < 1:
+        raise ConfigError(f"--epochs is {epochs}; it is a whole number from 1 up")
+
+
+def method_value(method: str, option: str, text: str) -> Any:
+    """An option's value from its text, by the type of the option's default."""
     known = methods.options_of(method)
-    own = {key: value for key, value in tables.get("method", {}).items() if key in known}
-    return Config.from_dict({**tables, "method": {"name": method, **own}})
+    if option not in known:
+        raise ConfigError(f"method {method!r} has no option {option!r}. {did_you_mean(option, known)}")
+    default = known[option].default
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[text.lower()]
+        return _reader(known[option])(text)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"{option} of {method!r} is {text!r}; it is of the kind of {default!r}") from error
 
 
 def free_folder(stem: str) -> Path:
@@ -103,12 +114,12 @@ def stop_on_interrupt(say: Callable[[str], None]) -> Iterator[Callable[[], bool]
 
 
 def layer_keys(text: str) -> list[int | str]:
-    """Read ``2,3`` or ``conv2`` as a list of layers; an empty text is no layer.
+    """Read ``2,3`` (or ``2+3``) or ``conv2`` as a list of layers; an empty text is no layer.
 
     >>> layer_keys("2,fc1"), layer_keys("")
     ([2, 'fc1'], [])
     """
-    words = [word.strip() for word in text.split(",") if word.strip()]
+    words = [word.strip() for word in text.replace("+", ",").split(",") if word.strip()]
     return [int(word) if word.lstrip("-").isdigit() else word for word in words]
 
 
@@ -123,8 +134,10 @@ def _method_options() -> dict[str, tuple[inspect.Parameter, list[str]]]:
 def _reader(parameter: inspect.Parameter) -> Callable[[str], Any]:
     if isinstance(parameter.default, tuple):
         return layer_keys
+    if parameter.default is None:  # every option without a default of its own is a number of epochs or layers
+        return int
     return type(parameter.default) if isinstance(parameter.default, int | float) else str
 
 
 def _metavar(parameter: inspect.Parameter) -> str:
-    return "LAYERS" if isinstance(parameter.default, tuple) else type(parameter.default).__name__.upper()
+    return "LAYERS" if isinstance(parameter.default, tuple) else _reader(parameter).__name__.upper()

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from fedfac import experiment
+from fedfac import comparison, experiment
 from fedfac.commands import compare
 from fedfac.commands import run as run_command
 from fedfac.commands.flags import add_running_flags
@@ -22,10 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Resume what is in the folder."""
-    if (Path(arguments.dir) / compare.PLAN).exists():
+    if comparison.is_comparison(Path(arguments.dir)):
         if arguments.rounds is not None:
             raise ConfigError("--rounds cannot be changed for a comparison: all its methods train for the same number")
-        return compare.go_on(Path(arguments.dir), arguments)
+        return compare.go_on(comparison.load(Path(arguments.dir)), arguments)
     config = experiment.config_of(arguments.dir)
     if arguments.rounds is not None:
         config = replace(config, train=replace(config.train, rounds=arguments.rounds))

@@ -22,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, show progress, print where the result is."""
-    config = Config.from_dict(read_config(arguments, methods_asked=arguments.method))
+    tables = read_config(arguments, methods_asked=arguments.method)
+    tables.pop("compare", None)  # a file may describe a comparison too
+    config = Config.from_dict(tables)
     out = arguments.out or free_folder(f"{config.data.name}-{config.method_name}")
     return train(config, arguments, out=str(out), resume=False)
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from fedfac import tables
 from fedfac.result import Result
-
-FIGURES = {"accuracy": "accuracy", "mean": "client mean", "std": "std", "worst_decile": "worst decile"}
+from fedfac.tables import Block
 
 
 def result_json(result: Result, method: str) -> dict[str, Any]:
@@ -31,30 +31,41 @@ def last_test(result: Result) -> dict[str, Any]:
     return next((r["test"] for r in reversed(result.records) if "test" in r), {})
 
 
+def wide_console() -> Console:
+    """Standard output; in a file or a pipe lines are as long as they need to be."""
+    console = Console()
+    return console if console.is_terminal else Console(width=200)
+
+
 def print_result(result: Result, method: str) -> None:
     """One run's figures."""
-    print_comparison({method: result}, result.path)
-
-
-def print_comparison(results: Mapping[str, Result], path: Path | None) -> None:
-    """A row per method, best figures in bold."""
-    console = Console()
-    table = Table(title=None, header_style="bold")
-    table.add_column("method")
-    for title in (*FIGURES.values(), "shared"):
-        table.add_column(title, justify="right")
-    tests = {name: last_test(result) for name, result in results.items()}
-    best = {
-        key: (min if key == "std" else max)((t[key] for t in tests.values() if key in t), default=None)
-        for key in FIGURES
-    }
-    for name, result in results.items():
-        cells = []
-        for key in FIGURES:
-            value = tests[name].get(key)
-            text = "-" if value is None else f"{value:.3f}"
-            cells.append(f"[bold]{text}[/bold]" if len(results) > 1 and value == best[key] else text)
-        table.add_row(name, *cells, f"{result.split.shared_share:.0%}")
+    test = last_test(result)
+    table = Table(header_style="bold")
+    figures = {key: value for key, value in test.items() if isinstance(value, float)}
+    for name in ("method", "model", *figures):
+        table.add_column(tables.title(name), justify="left" if name in ("method", "model") else "right")
+    table.add_row(method, str(test.get("model", "-")), *(f"{value:.3f}" for value in figures.values()))
+    console = wide_console()
     console.print(table)
-    if path is not None:
-        console.print(f"in {path}", highlight=False, markup=False, soft_wrap=True)
+    if result.path is not None:
+        _where(console, result.path)
+
+
+def print_blocks(blocks: Sequence[Block], path: Path) -> None:
+    """A comparison: a table per setting, best figures in bold."""
+    console = wide_console()
+    for block in blocks:
+        table = Table(title=block.setting or None, title_justify="left", header_style="bold")
+        table.add_column("method")
+        table.add_column("model")
+        for column in block.columns:
+            table.add_column(tables.title(column), justify="right")
+        for method, row in block.rows.items():
+            cells = [row[c].text(("[bold]", "[/bold]"), "±") if c in row else "-" for c in block.columns]
+            table.add_row(method, block.models[method], *cells)
+        console.print(table)
+    _where(console, path)
+
+
+def _where(console: Console, path: Path) -> None:
+    console.print(f"in {path}", highlight=False, markup=False, soft_wrap=True)

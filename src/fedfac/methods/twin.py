@@ -106,10 +106,10 @@ def ditto(*, lam: float = 0.1, personal_epochs: int | None = None, eta_g: float 
     return Method(name="ditto", plan=plan, wrap=Twin, server_rate=eta_g, options=options)
 
 
-def apfl(*, alpha: float = 0.5, personal_epochs: int | None = None, eta_g: float = 1.0) -> Method:
-    """A mixture of an own and the global model, whose share α (this is its start) each client learns."""
-    if not 0 <= alpha <= 1:
-        raise ConfigError(f"alpha is {alpha}; the share of the own model is a number from 0 to 1")
+def apfl(*, mix: float = 0.5, personal_epochs: int | None = None, eta_g: float = 1.0) -> Method:
+    """A mixture of an own and the global model, whose share α (``mix`` is its start) each client learns."""
+    if not 0 <= mix <= 1:
+        raise ConfigError(f"mix is {mix}; the share of the own model is a number from 0 to 1")
 
     def objective(step: Step) -> Tensor:
         twin = _twin(step.model)
@@ -127,8 +127,8 @@ def apfl(*, alpha: float = 0.5, personal_epochs: int | None = None, eta_g: float
             newcomer=(fit_own,),
         )
 
-    options = {"alpha": alpha, "personal_epochs": personal_epochs, "eta_g": eta_g}
-    return Method(name="apfl", plan=plan, wrap=lambda m: Mixed(m, alpha), server_rate=eta_g, options=options)
+    options = {"mix": mix, "personal_epochs": personal_epochs, "eta_g": eta_g}
+    return Method(name="apfl", plan=plan, wrap=lambda m: Mixed(m, mix), server_rate=eta_g, options=options)
 
 
 def pfedme(*, lam: float = 15.0, eta_g: float = 1.0) -> Method:

@@ -1,0 +1,333 @@
+"""Methods × settings × seeds as one job that can be stopped, killed, and gone on with.
+
+All methods of one setting and seed have the same partition, the same start and the same cohorts: each of those is a
+function of the seed alone. A cell of the grid is an ordinary run directory. A cell that fails is noted and the others
+go on; running the comparison again trains the missing cells only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import statistics
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedfac import evaluate, experiment
+from fedfac.config import TYPED_SECTIONS, Config, merged
+from fedfac.errors import ConfigError, RunError, did_you_mean
+from fedfac.methods import METHODS, options_of
+from fedfac.rounds import Record, Session, Settings
+from fedfac.run import RunDirectory, atomic_write, check_same_run
+from fedfac.training import Local
+
+PLAN = "comparison.json"
+TIMES = "times.json"
+FAILED = "failed.txt"
+LOWER_IS_BETTER = frozenset({"loss", "std", "mse", "mae", "time"})
+SIGNIFICANT = 0.05
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid."""
+
+    setting: str
+    method: str
+    seed: int
+    config: Config
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A planned grid in a folder."""
+
+    out: Path
+    cells: tuple[Cell, ...]
+
+    @property
+    def settings(self) -> list[str]:
+        """The labels of the settings, in order."""
+        return list(dict.fromkeys(cell.setting for cell in self.cells))
+
+    @property
+    def methods(self) -> list[str]:
+        """The labels of the methods, in order."""
+        return list(dict.fromkeys(cell.method for cell in self.cells))
+
+    def of(self, setting: str, method: str) -> list[Cell]:
+        """The cells of one method in one setting, a cell per seed."""
+        return [cell for cell in self.cells if (cell.setting, cell.method) == (setting, method)]
+
+
+def plan(
+    out: Path,
+    *,
+    methods: Sequence[str],
+    tables: Mapping[str, Any],
+    seeds: Sequence[int] = (0,),
+    vary: Mapping[str, Sequence[Any]] | None = None,
+) -> Comparison:
+    """Check every cell, then write down what is compared; a comparison that is already there must be the same."""
+    wanted = json.loads(
+        json.dumps({"methods": list(methods), "seeds": list(seeds), "vary": dict(vary or {}), "tables": dict(tables)})
+    )
+    comparison = _expand(out, wanted)
+    for cell in {(c.setting, c.method): c for c in comparison.cells}.values():
+        experiment.build(cell.config)  # unknown layers, impossible partitions: fail before anything is written
+    if (out / PLAN).exists():
+        check_same_run(out, _read_plan(out), wanted)
+        return comparison
+    if out.exists() and any(out.iterdir()):
+        raise RunError(f"{out} is not empty and holds no comparison: choose another folder")
+    out.mkdir(parents=True, exist_ok=True)
+    atomic_write(out / PLAN, json.dumps(wanted, indent=1) + "\n")
+    return comparison
+
+
+def load(out: Path) -> Comparison:
+    """The comparison in a folder."""
+    return _expand(out, _read_plan(out))
+
+
+def is_comparison(out: Path) -> bool:
+    """Whether a folder holds a comparison."""
+    return (out / PLAN).exists()
+
+
+def is_finished(cell: Cell) -> bool:
+    """Whether all rounds of a cell are done."""
+    return rounds_done(cell) >= cell.config.train.rounds
+
+
+def rounds_done(cell: Cell) -> int:
+    """The last whole round of a cell."""
+    if not (cell.folder / "config.json").exists():
+        return 0
+    directory = RunDirectory.read(cell.folder)
+    try:
+        return max((r["round"] for r in directory.records()), default=0)
+    finally:
+        directory.close()
+
+
+def train(
+    comparison: Comparison,
+    *,
+    lanes: int | None = None,
+    device: str | None = None,
+    on_cell: Callable[[Cell], Callable[[Record], None] | None] = lambda cell: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> dict[Path, str]:
+    """Train every cell that is not finished. Returns what went wrong, by cell folder."""
+    failed: dict[Path, str] = {}
+    for cell in comparison.cells:
+        on_round = on_cell(cell)
+        if is_finished(cell):
+            continue
+        try:
+            experiment.run(
+                cell.config,
+                out=cell.folder,
+                resume=(cell.folder / "config.json").exists(),
+                lanes=lanes,
+                device=device,
+                on_round=on_round,
+                should_stop=should_stop,
+            )
+        except Exception as error:  # one cell must not take the others with it
+            failed[cell.folder] = f"{type(error).__name__}: {error}"
+            if cell.folder.is_dir():
+                atomic_write(cell.folder / FAILED, traceback.format_exc())
+        if should_stop():
+            break
+    return failed
+
+
+def figures(cell: Cell) -> dict[str, Any]:
+    """What a finished (or unfinished) cell has to show; empty before its first evaluation."""
+    if not (cell.folder / "config.json").exists():
+        return {}
+    directory = RunDirectory.read(cell.folder)
+    try:
+        tests = [r["test"] for r in directory.records() if "test" in r]
+    finally:
+        directory.close()
+    if not tests:
+        return {}
+    shown = dict(tests[-1])
+    if "accuracy" in shown:
+        headline = evaluate.headline([t["accuracy"] for t in tests])
+        shown = {"last": headline["last"], "best": headline["best"], **shown}
+    return shown
+
+
+def client_accuracies(cell: Cell) -> dict[str, float]:
+    """The last evaluation of a cell, client by client."""
+    if not (cell.folder / "config.json").exists():
+        return {}
+    directory = RunDirectory.read(cell.folder)
+    try:
+        return {row["client"]: row["accuracy"] for row in directory.clients() if row["accuracy"] is not None}
+    finally:
+        directory.close()
+
+
+def p_value(one: Sequence[Cell], other: Sequence[Cell]) -> float:
+    """Wilcoxon's signed-rank test that ``one``'s clients do worse than ``other``'s, paired by (seed, client)."""
+    from scipy.stats import wilcoxon
+
+    differences: list[float] = []
+    for a, b in zip(one, other, strict=True):
+        mine, theirs = client_accuracies(a), client_accuracies(b)
+        differences += [mine[client] - theirs[client] for client in sorted(mine.keys() & theirs.keys())]
+    changed = [d for d in differences if d != 0]
+    return float(wilcoxon(changed, alternative="less").pvalue) if changed else 1.0
+
+
+def time_rounds(
+    comparison: Comparison, rounds: int, *, lanes: int | None = None, device: str | None = None
+) -> dict[str, float]:
+    """Seconds a round of every method relative to FedAvg's (or to the first method's), in the first setting.
+
+    The methods take turns, round by round, so that whatever else the machine does hits all of them alike; medians,
+    without evaluation. The result is kept in the folder.
+    """
+    if known := times(comparison):
+        return known
+    cells = {name: comparison.of(comparison.settings[0], name)[0] for name in comparison.methods}
+    sessions: dict[str, Session] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in cells}
+    try:
+        for name, cell in cells.items():
+            sessions[name] = _timing_session(cell.config, rounds, lanes, device)
+        for number in range(rounds + 1):
+            for name, session in sessions.items():
+                timing = session.step()["timing"]
+                while session.next_round <= number + 1 and not session.finished:  # a static method's round 0
+                    timing = session.step()["timing"]
+                if number > 0:  # the first round warms up
+                    seconds[name].append(sum(v for step, v in timing.items() if step != "evaluate"))
+    finally:
+        for session in sessions.values():
+            session.__exit__(None, None, None)
+    base = "fedavg" if "fedavg" in seconds else next(iter(seconds))
+    unit = statistics.median(seconds[base])
+    ratios = {name: statistics.median(values) / unit for name, values in seconds.items()}
+    atomic_write(comparison.out / TIMES, json.dumps(ratios, indent=1) + "\n")
+    return ratios
+
+
+def times(comparison: Comparison) -> dict[str, float]:
+    """The times that were taken, if any."""
+    path = comparison.out / TIMES
+    if not path.exists():
+        return {}
+    return {str(name): float(value) for name, value in json.loads(path.read_text()).items()}
+
+
+def parse_method(text: str) -> tuple[str, dict[str, str]]:
+    """``"fedprox:mu=0.1:eta_g=1"`` as a name and its options, still as text.
+
+    >>> parse_method("fedprox:mu=0.1")
+    ('fedprox', {'mu': '0.1'})
+    """
+    name, *pairs = text.split(":")
+    options = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign:
+            raise ConfigError(f"{pair!r} in {text!r} is not an option: write method:option=value:option=value")
+        options[key] = value
+    if name not in METHODS:
+        raise ConfigError(f"there is no method {name!r}. {did_you_mean(name, METHODS)}")
+    return name, options
+
+
+def _expand(out: Path, wanted: Mapping[str, Any]) -> Comparison:
+    from fedfac.commands.flags import method_value
+
+    labels, seeds, tables = wanted["methods"], wanted["seeds"], wanted["tables"]
+    if not labels or len(set(labels)) != len(labels):
+        raise ConfigError(f"methods is {','.join(labels)!r}; give at least one method, each once")
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise ConfigError(f"seeds is {seeds}; give at least one seed, each once")
+    common = {key: value for key, value in tables.get("method", {}).items() if key != "name"}
+    known = {option for label in labels for option in options_of(parse_method(label)[0])}
+    for option in common.keys() - known:
+        raise ConfigError(f"none of the methods has an option {option!r}. {did_you_mean(option, sorted(known))}")
+    settings = list(_settings(wanted["vary"]))
+    cells = []
+    for (setting, overrides), label, seed in itertools.product(settings, labels, seeds):
+        name, own = parse_method(label)
+        mine = options_of(name)
+        options = {key: value for key, value in common.items() if key in mine}
+        options |= {key: method_value(name, key, value) for key, value in own.items()}
+        asked = merged(merged(tables, overrides), {"train": {"seed": seed}})
+        config = Config.from_dict({**asked, "method": {"name": name, **options}})
+        parts = [setting] if len(settings) > 1 else []
+        parts += [label] + ([f"seed-{seed}"] if len(seeds) > 1 else [])
+        cells.append(Cell(setting, label, seed, config, out.joinpath(*(_slug(part) for part in parts))))
+    return Comparison(out, tuple(cells))
+
+
+def _settings(vary: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
+    """Every combination of the values that vary, with its label."""
+    places = {key: section for section, kind in TYPED_SECTIONS.items() for key in _keys(section, kind)}
+    for key in vary:
+        if key not in places:
+            raise ConfigError(f"there is nothing called {key!r} to vary. {did_you_mean(key, places)}")
+        if key == "seed":
+            raise ConfigError("seeds are given by seeds, not by vary")
+    for values in itertools.product(*vary.values()):
+        overrides: dict[str, dict[str, Any]] = {}
+        for key, value in zip(vary, values, strict=True):
+            overrides.setdefault(places[key], {})["name" if key == places[key] else key] = value
+        yield " ".join(f"{k}={v}" for k, v in zip(vary, values, strict=True)), overrides
+
+
+def _keys(section: str, kind: type[Any]) -> list[str]:
+    return [section if name == "name" else name for name in kind.__dataclass_fields__]
+
+
+def _timing_session(config: Config, rounds: int, lanes: int | None, device: str | None) -> Session:
+    model, federation, method = experiment.build(config)
+    train = config.train
+    local = Local(
+        epochs=train.epochs,
+        batch_size=train.batch_size,
+        lr=train.lr,
+        optimizer=train.optimizer,
+        momentum=train.momentum,
+        weight_decay=train.weight_decay,
+    )
+    settings = Settings(
+        rounds=rounds + 1,
+        rate=train.rate,
+        cohort=train.cohort,
+        seed=train.seed,
+        evaluate_every=rounds + 2,
+        evaluate_clients=1,
+        lanes=lanes,
+        device=device,
+    )
+    return Session(model, federation, method, local, settings)
+
+
+def _read_plan(out: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((out / PLAN).read_text())
+        if not isinstance(found, dict) or not {"methods", "seeds", "vary", "tables"} <= found.keys():
+            raise ValueError("it is not a comparison")
+    except (OSError, ValueError) as error:
+        raise RunError(f"{out / PLAN} cannot be read ({error}); nothing was changed") from error
+    return found
+
+
+def _slug(label: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.=+_-]+", "_", label)
