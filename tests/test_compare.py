@@ -1,0 +1,228 @@
+"""Comparisons: a fair grid, resumable, honest about what failed, and the figures in its tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import wilcoxon
+
+from fedfac import comparison, experiment, tables
+from fedfac.cli import main
+from fedfac.comparison import Comparison
+from fedfac.errors import ConfigError, RunError
+from fedfac.run import RunDirectory
+from fedfac.state import references, same
+
+TABLES: dict[str, Any] = {
+    "data": {"clients": 8},
+    "train": {"rounds": 3, "cohort": 4, "epochs": 1, "batch_size": 16},
+    "method": {"layers": [3]},
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    out = tmp_path_factory.mktemp("compare") / "grid"
+    planned = comparison.plan(
+        out,
+        methods=["fedavg", "fedper", "fedfac:tau=75%"],
+        tables=TABLES,
+        seeds=[0, 4],
+        vary={"alpha": [0.1, 10.0]},
+    )
+    assert comparison.train(planned) == {}
+    return planned
+
+
+def test_the_grid_is_methods_by_settings_by_seeds(trained: Comparison) -> None:
+    assert len(trained.cells) == 3 * 2 * 2
+    assert trained.settings == ["alpha=0.1", "alpha=10.0"]
+    assert trained.methods == ["fedavg", "fedper", "fedfac:tau=75%"]
+    assert {cell.config.data.alpha for cell in trained.of("alpha=10.0", "fedper")} == {10.0}
+    assert [cell.seed for cell in trained.of("alpha=0.1", "fedavg")] == [0, 4]
+    assert trained.of("alpha=0.1", "fedfac:tau=75%")[0].config.method_options == {"layers": [3], "tau": "75%"}
+    assert trained.of("alpha=0.1", "fedavg")[0].config.method_options == {}
+    assert all(comparison.is_finished(cell) for cell in trained.cells)
+
+
+def test_all_methods_of_a_seed_have_the_same_partition_start_and_cohorts(trained: Comparison) -> None:
+    for setting in trained.settings:
+        for seed in (0, 4):
+            cells = [c for c in trained.cells if (c.setting, c.seed) == (setting, seed)]
+            built = [experiment.build(cell.config) for cell in cells]
+            assert len({federation.fingerprint for _, federation, _ in built}) == 1
+            assert all(same(references(model), references(built[0][0])) for model, _, _ in built)
+            cohorts = [[r["cohort"] for r in RunDirectory.read(c.folder).records() if r["round"]] for c in cells]
+            assert all(cohort == cohorts[0] for cohort in cohorts)
+    seeds = trained.of("alpha=0.1", "fedavg")
+    assert len({experiment.build(cell.config)[1].fingerprint for cell in seeds}) == 2
+
+
+def test_going_on_trains_only_what_is_missing(trained: Comparison) -> None:
+    stamps = {cell.folder: (cell.folder / "state.sqlite").stat().st_mtime_ns for cell in trained.cells}
+    again = comparison.plan(
+        trained.out,
+        methods=trained.methods,
+        tables=TABLES,
+        seeds=[0, 4],
+        vary={"alpha": [0.1, 10.0]},
+    )
+    assert comparison.train(again) == {}
+    assert comparison.load(trained.out) == trained
+    assert {cell.folder: (cell.folder / "state.sqlite").stat().st_mtime_ns for cell in trained.cells} == stamps
+
+
+def test_another_comparison_in_the_same_folder_is_refused(trained: Comparison) -> None:
+    with pytest.raises(RunError, match=r"seeds was \[0, 4\], now \[0\]"):
+        comparison.plan(trained.out, methods=trained.methods, tables=TABLES, seeds=[0], vary={"alpha": [0.1, 10.0]})
+
+
+def test_the_tables_hold_means_and_deviations_over_seeds(trained: Comparison) -> None:
+    block = tables.blocks(trained)[0]
+    for method in trained.methods:
+        curves = []
+        for cell in trained.of("alpha=0.1", method):
+            records = RunDirectory.read(cell.folder).records()
+            curves.append([r["test"]["accuracy"] for r in records if "test" in r])
+        lasts = [statistics.fmean(curve) for curve in curves]  # three evaluations: fewer than ten
+        entry = block.rows[method]["last"]
+        assert entry.mean == pytest.approx(statistics.fmean(lasts))
+        assert entry.spread == pytest.approx(statistics.stdev(lasts))
+    best = max(trained.methods, key=lambda m: block.rows[m]["last"].mean)
+    assert [m for m in trained.methods if block.rows[m]["last"].best] == [best]
+    lowest = min(trained.methods, key=lambda m: block.rows[m]["std"].mean)
+    assert block.rows[lowest]["std"].best
+    assert block.models == {"fedavg": "global", "fedper": "personal", "fedfac:tau=75%": "personal"}
+
+
+def test_the_paired_test_is_wilcoxons_on_the_clients_of_all_seeds(trained: Comparison) -> None:
+    one, other = trained.of("alpha=0.1", "fedavg"), trained.of("alpha=0.1", "fedper")
+    mine, theirs = (
+        [row["accuracy"] for cell in cells for row in RunDirectory.read(cell.folder).clients()]
+        for cells in (one, other)
+    )
+    differences = [a - b for a, b in zip(mine, theirs, strict=True) if a != b]
+    assert comparison.p_value(one, other) == pytest.approx(wilcoxon(differences, alternative="less").pvalue)
+    assert comparison.p_value(one, one) == 1.0
+
+
+def test_csv_markdown_and_latex_say_the_same(trained: Comparison) -> None:
+    rows = list(csv.DictReader(io.StringIO(tables.csv_text(trained))))
+    assert len(rows) == 12
+    assert {row["model"] for row in rows if row["method"] == "fedavg"} == {"global"}
+    blocks = tables.blocks(trained)
+    best = next(m for m in trained.methods if blocks[0].rows[m]["last"].best)
+    number = f"{blocks[0].rows[best]['last'].mean:.3f}"
+    assert f"| {best} |" in tables.markdown(blocks)
+    assert f"**{number} ± " in tables.markdown(blocks)
+    assert f"\\textbf{{{number} $\\pm$ " in tables.latex(blocks)
+    assert "fedfac:tau=75\\%" in tables.latex(blocks)
+    assert tables.latex(blocks).count("\\begin{tabular}") == 2
+    assert json.loads(json.dumps(tables.plain(blocks)))[1]["setting"] == "alpha=10.0"
+
+
+def test_times_are_relative_to_fedavg_and_taken_once(trained: Comparison) -> None:
+    ratios = comparison.time_rounds(trained, 2)
+    assert ratios.keys() == set(trained.methods)
+    assert ratios["fedavg"] == 1.0
+    assert all(0 < ratio < 100 for ratio in ratios.values())
+    assert comparison.time_rounds(trained, 2) == ratios
+    assert tables.blocks(trained, ratios)[0].rows["fedavg"]["time"].mean == 1.0
+    assert "time" in tables.markdown(tables.blocks(trained, ratios))
+
+
+def test_static_methods_can_be_timed(tmp_path: Path) -> None:
+    planned = comparison.plan(tmp_path / "c", methods=["fedavg", "fedfac-static"], tables=TABLES)
+    assert comparison.time_rounds(planned, 1).keys() == {"fedavg", "fedfac-static"}
+
+
+def test_a_crashed_cell_is_reported_and_the_rest_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = ["compare", "--clients", "8", "--rounds", "2", "--cohort", "4", "--epochs", "1", "--out", "c", "--json"]
+    methods = ["--methods", "fedavg,fedper,local", "--quiet"]
+    # fedper's folder is taken by something that is no run: that cell can only fail
+    planned = comparison.plan(
+        Path("c"),
+        methods=["fedavg", "fedper", "local"],
+        tables={"data": {"clients": 8}, "train": {"rounds": 2, "cohort": 4, "epochs": 1}},
+    )
+    taken = planned.of("", "fedper")[0].folder
+    taken.mkdir()
+    (taken / "notes.txt").write_text("mine")
+    assert main([*base, *methods]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["failed"].keys() == {str(taken)}
+    assert "is not empty" in said["failed"][str(taken)]
+    assert said["settings"][0]["methods"].keys() == {"fedavg", "local"}
+    assert (taken / "notes.txt").read_text() == "mine"
+    for file in taken.iterdir():
+        file.unlink()
+    assert main([*base, *methods]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"][0]["methods"].keys() == {"fedavg", "fedper", "local"}
+
+
+def test_a_file_can_describe_a_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("grid.toml").write_text(
+        "[data]\nclients = 8\n[train]\nrounds = 2\ncohort = 4\nepochs = 1\nnewcomers = 0.25\n"
+        '[method]\nlayers = ["fc1"]\n'
+        '[compare]\nmethods = ["fedavg", "fedfac"]\nseeds = [0, 1]\ntime_rounds = 1\n'
+    )
+    assert main(["compare", "--config", "grid.toml", "--out", "g"]) == 0
+    out = capsys.readouterr().out
+    assert "fedfac" in out
+    assert "time" in out
+    assert (Path("g") / "table.tex").exists()
+    assert main(["newcomers", "g", "--epochs", "1", "--json", "--quiet"]) == 0
+    rows = json.loads(capsys.readouterr().out)["newcomers"]
+    assert [(row["method"], row["rule"]) for row in rows] == [
+        ("fedavg", "adapt"),
+        ("fedfac", "adapt"),
+        ("fedfac", "ensemble"),
+    ]
+    assert all(len(row["runs"]) == 2 and row["runs"][0]["clients"] == 2 for row in rows)
+    assert main(["newcomers", "g/fedfac/seed-0"]) == 0
+    assert "ensemble" in capsys.readouterr().out
+    assert main(["run", "--config", "grid.toml", "--out", "r", "--quiet"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"methods": ["fedprox:nu=1"]}, "method 'fedprox' has no option 'nu'. Known: mu, eta_g."),
+        ({"methods": ["fedprox:mu"]}, "'mu' in 'fedprox:mu' is not an option"),
+        ({"methods": ["fedprox:mu=x"]}, "mu of 'fedprox' is 'x'; it is of the kind of 0.01"),
+        ({"methods": []}, "give at least one method"),
+        ({"methods": ["fedavg"], "seeds": []}, "give at least one seed"),
+        ({"methods": ["fedavg"], "vary": {"alhpa": [1]}}, "nothing called 'alhpa' to vary. Did you mean 'alpha'?"),
+        ({"methods": ["fedavg"], "vary": {"seed": [1]}}, "seeds are given by seeds"),
+    ],
+)
+def test_mistakes_are_explained_before_anything_is_written(
+    tmp_path: Path, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        comparison.plan(tmp_path / "c", tables={}, **arguments)
+    assert words in str(caught.value)
+    assert not (tmp_path / "c").exists()
+
+
+def test_newcomers_of_a_run_that_held_nobody_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["run", "--clients", "6", "--rounds", "1", "--epochs", "1", "--out", "r", "--quiet"])
+    assert main(["newcomers", "r"]) == 1
+    assert "train with newcomers=0.1 (--newcomers 0.1)" in capsys.readouterr().err
+    assert main(["newcomers", "r", "--epochs", "0"]) == 1
+    assert "--epochs is 0" in capsys.readouterr().err
