@@ -118,6 +118,8 @@ def train_client(
             order = stream(seed, "batches", purpose, round, client, number, epoch).permutation(data.size)
             for index in batches(order, local.batch_size):
                 inputs, targets = data.pool.batch(data.train[index])
+                if data.augment is not None:
+                    inputs = data.augment(inputs, draws)
                 with seeded(draws):
                     loss = phase.objective(Step(model, inputs, targets, local.loss, received, index, context))
                 optimizer.zero_grad(set_to_none=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +24,7 @@ from fedfac.errors import ConfigError, DataError
 
 Array = Tensor | npt.NDArray[Any]
 Prepare = Callable[[Tensor], Tensor]
+Index = partitions.Index | range
 
 
 class Pool(Protocol):
@@ -53,15 +54,37 @@ class ArrayPool:
         """The pool with its tensors on ``device``."""
         return ArrayPool(self.inputs.to(device), self.targets.to(device), self.prepare)
 
+    def check(self, classes: int | None, where: str = "the data") -> int | None:
+        """Fail on numbers that are not finite and on labels out of range; returns the number of classes."""
+        for tensor in (self.inputs, self.targets):
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                bad = int((~torch.isfinite(tensor.reshape(len(tensor), -1)).all(1)).sum())
+                raise DataError(
+                    f"{where} has {bad} of {len(tensor)} samples with numbers that are not finite: "
+                    "clean or drop them first"
+                )
+        return _check_targets(self.targets, classes, where=where)
+
+    def fingerprint(self) -> str:
+        """A checksum of inputs and targets."""
+        check = hashlib.blake2b(digest_size=16)
+        for tensor in (self.inputs, self.targets):
+            check.update(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))  # type: ignore[arg-type]
+        return check.hexdigest()
+
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client: a pool, and which of its samples are for what."""
+    """One client: a pool, and which of its samples are for what; ``augment`` changes training batches only."""
 
     pool: Pool
     train: Tensor
     test: Tensor
     validation: Tensor
+    augment: Augment | None = None
 
     @property
     def size(self) -> int:
@@ -91,7 +114,7 @@ class Federation:
         names: Sequence[str],
         classes: int | None,
         fingerprint: str,
-        pool: ArrayPool | None = None,
+        pool: Pool | None = None,
     ) -> None:
         if not len(names):
             raise DataError("a federation needs at least one client; this one has none")
@@ -119,20 +142,13 @@ class Federation:
 
     def to(self, device: torch.device) -> Federation:
         """The federation with its pool resident on ``device`` (lazy clients move when they are made)."""
-        if self._pool is not None:
-            pool = self._pool.to(device)
+        resident = None if self._pool is None else self._pool.to(device)
 
-            def resident(index: int) -> ClientData:
-                data = self._client(index)
-                return ClientData(pool, data.train, data.test, data.validation)
-
-            return Federation(resident, names=self.names, classes=self.classes, fingerprint=self.fingerprint, pool=pool)
-
-        def moved(index: int) -> ClientData:
+        def client(index: int) -> ClientData:
             data = self._client(index)
-            return ClientData(data.pool.to(device), data.train, data.test, data.validation)
+            return replace(data, pool=data.pool.to(device) if resident is None else resident)
 
-        return Federation(moved, names=self.names, classes=self.classes, fingerprint=self.fingerprint)
+        return Federation(client, names=self.names, classes=self.classes, fingerprint=self.fingerprint, pool=resident)
 
     @classmethod
     def from_arrays(
@@ -149,15 +165,13 @@ class Federation:
         named = dict(clients) if isinstance(clients, Mapping) else {str(i): c for i, c in enumerate(clients)}
         inputs: list[Tensor] = []
         targets: list[Tensor] = []
-        parts: dict[str, tuple[partitions.Index, partitions.Index]] = {}
+        parts: dict[str, tuple[Index, Index]] = {}
         start = 0
         for number, (name, arrays) in enumerate(named.items()):
             if len(arrays) not in (2, 4):
                 raise DataError(f"client {name!r} gave {len(arrays)} arrays; give (x, y) or (x, y, x_test, y_test)")
             tensors = [_tensor(a) for a in arrays]
-            for x, y in zip(tensors[::2], tensors[1::2], strict=True):
-                if len(x) != len(y):
-                    raise DataError(f"client {name!r} has {len(x)} inputs and {len(y)} targets")
+            _check_lengths(name, tensors)
             own = np.arange(start, start + len(tensors[0]))
             start += len(own)
             if len(tensors) == 4:
@@ -170,9 +184,10 @@ class Federation:
             parts[name] = (own, held)
         if not named:
             raise DataError("a federation needs at least one client; this one has none")
-        shapes = {tuple(x.shape[1:]) for x in inputs if len(x)}
-        if len(shapes) > 1:
-            raise DataError(f"the clients' inputs have different shapes: {sorted(shapes)}")
+        for what, several in (("inputs", inputs), ("targets", targets)):
+            shapes = {tuple(t.shape[1:]) for t in several if len(t)}
+            if len(shapes) > 1:
+                raise DataError(f"the clients' {what} have different shapes: {sorted(shapes)}")
         pool = ArrayPool(torch.cat(inputs), torch.cat(targets), prepare)
         return cls._pooled(pool, parts, classes=classes, validation_share=validation_share, seed=seed)
 
@@ -232,7 +247,15 @@ class Federation:
             except TypeError as error:
                 raise ConfigError(f"partition {by!r} with {sorted(parameters)}: {error}") from error
             named = {str(i): part for i, part in enumerate(parts)}
+            for name, part in named.items():
+                if len(part) and not 0 <= min(part) <= max(part) < len(targets):
+                    raise DataError(
+                        f"client {name!r} was dealt samples that the data does not have: 0..{len(targets) - 1}"
+                    )
         else:
+            if clients is not None or parameters:
+                given = [*(["clients"] if clients is not None else []), *parameters]
+                raise ConfigError(f"{', '.join(given)} cannot be given beside one client id per sample: the ids decide")
             ids = by.numpy() if isinstance(by, Tensor) else np.asarray(by)
             if len(ids) != len(targets):
                 raise DataError(f"{len(ids)} client ids for {len(targets)} samples; give one id per sample")
@@ -261,48 +284,83 @@ class Federation:
         """
 
         def client(index: int) -> ClientData:
-            x, y, x_test, y_test = (_tensor(a) for a in load(index))
+            tensors = [_tensor(a) for a in load(index)]
+            _check_lengths(names[index], tensors)
+            x, y, x_test, y_test = tensors
             pool = ArrayPool(torch.cat([x, x_test]), torch.cat([y, y_test]))
-            _check_targets(pool.targets, classes, where=f"client {names[index]!r}")
+            pool.check(classes, where=f"client {names[index]!r}")
             n = len(y)
             nothing = torch.empty(0, dtype=torch.int64)
             return ClientData(pool, torch.arange(n), torch.arange(n, n + len(y_test)), nothing)
 
+        if isinstance(clients, int) and clients < 1:
+            raise DataError(f"a federation needs at least one client; this one has {clients}")
         names: Sequence[str] = numbers(clients) if isinstance(clients, int) else clients
         return cls(client, names=names, classes=classes, fingerprint=f"lazy {len(names)} {fingerprint}")
+
+    @classmethod
+    def from_pool(
+        cls,
+        pool: Pool,
+        parts: Mapping[str, tuple[Index, Index]],
+        *,
+        classes: int | None,
+        fingerprint: str,
+        validation_share: float = 0.0,
+        augment: Augment | None = None,
+        seed: int = 0,
+    ) -> Federation:
+        """Clients as sample numbers of one pool: by name, (training, test). ``range`` needs no memory.
+
+        ``fingerprint`` names the pool's contents.
+        """
+        names = list(parts)
+        check = hashlib.blake2b(fingerprint.encode(), digest_size=16)
+        for name, (train, test) in parts.items():
+            check.update(name.encode() + b"|")
+            if len(train) == 0:
+                raise DataError(
+                    f"client {name!r} has no training samples: leave it out of the federation, or give it at least one"
+                )
+            for index in (train, test):
+                check.update(repr(index).encode() if isinstance(index, range) else _indices(index).numpy().tobytes())
+                check.update(b"|")
+        check.update(repr((validation_share, seed)).encode() if validation_share else b"")
+
+        def client(number: int) -> ClientData:
+            train, test = parts[names[number]]
+            held: Index = range(0)
+            if validation_share:
+                array = np.asarray(train, dtype=np.int64)
+                train, held = partitions.hold_out(
+                    array, validation_share, seed=seed, client=number, purpose="validation"
+                )
+            return ClientData(pool, _indices(train), _indices(test), _indices(held), augment)
+
+        if validation_share:
+            client(0)  # a share that is out of range fails now
+        return cls(client, names=names, classes=classes, fingerprint=check.hexdigest(), pool=pool)
 
     @classmethod
     def _pooled(
         cls,
         pool: ArrayPool,
-        parts: Mapping[str, tuple[partitions.Index, partitions.Index]],
+        parts: Mapping[str, tuple[Index, Index]],
         *,
         classes: int | None,
         validation_share: float,
         seed: int,
     ) -> Federation:
-        x, y = pool.inputs, pool.targets
-        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-            bad = int((~torch.isfinite(x.reshape(len(x), -1)).all(1)).sum())
-            raise DataError(f"{bad} of {len(x)} samples hold numbers that are not finite: clean or drop them first")
-        classes = _check_targets(y, classes, where="the data")
-        data: list[ClientData] = []
-        check = hashlib.blake2b(digest_size=16)
-        for tensor in (x, y):
-            check.update(tensor.contiguous().numpy().tobytes())
-        for number, (name, (train, test)) in enumerate(parts.items()):
-            if len(train) == 0:
-                raise DataError(
-                    f"client {name!r} has no training samples: leave it out of the federation, or give it at least one"
-                )
-            own, validation = partitions.hold_out(
-                train, validation_share, seed=seed, client=number, purpose="validation"
-            )
-            indices = [torch.from_numpy(np.ascontiguousarray(i, dtype=np.int64)) for i in (own, test, validation)]
-            for index in indices:
-                check.update(index.numpy().tobytes() + b"|")
-            data.append(ClientData(pool, indices[0], indices[1], indices[2]))
-        return cls(data.__getitem__, names=list(parts), classes=classes, fingerprint=check.hexdigest(), pool=pool)
+        """Checked arrays as a pool."""
+        classes = pool.check(classes)
+        return cls.from_pool(
+            pool,
+            parts,
+            classes=classes,
+            fingerprint=pool.fingerprint(),
+            validation_share=validation_share,
+            seed=seed,
+        )
 
 
 class _Numbers(Sequence[str]):
@@ -316,6 +374,12 @@ class _Numbers(Sequence[str]):
 
     def __getitem__(self, index: Any) -> Any:
         return str(range(self.n)[index])
+
+
+def _indices(index: Index) -> Tensor:
+    if isinstance(index, range):
+        return torch.arange(index.start, index.stop, index.step)
+    return torch.from_numpy(np.ascontiguousarray(index, dtype=np.int64))
 
 
 def one_client(samples: ClientArrays | Dataset[Any]) -> ClientData:
@@ -335,10 +399,21 @@ def are_numbers(names: Sequence[str]) -> bool:
 
 
 def _tensor(array: Array) -> Tensor:
-    tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
+    try:
+        tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    except TypeError as error:
+        raise DataError(f"an array of {array.dtype} cannot be trained on: give numbers") from error
     if tensor.dtype == torch.float64:
         return tensor.to(torch.get_default_dtype())
     return tensor.long() if tensor.dtype in (torch.int32, torch.int16, torch.int8) else tensor
+
+
+def _check_lengths(name: str, tensors: Sequence[Tensor]) -> None:
+    if len(tensors) not in (2, 4):
+        raise DataError(f"client {name!r} gave {len(tensors)} arrays; give (x, y) or (x, y, x_test, y_test)")
+    for x, y in zip(tensors[::2], tensors[1::2], strict=True):
+        if len(x) != len(y):
+            raise DataError(f"client {name!r} has {len(x)} inputs and {len(y)} targets")
 
 
 def _read(name: str, dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
@@ -350,6 +425,8 @@ def _read(name: str, dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
         raise DataError(f"client {name!r} has no samples: leave it out of the federation, or give it at least one")
     try:
         x, y = default_collate([dataset[i] for i in range(n)])
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+            raise TypeError(f"items of {type(dataset[0]).__name__}")
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"the dataset of client {name!r} does not give (input, target) pairs of one shape: {error}"

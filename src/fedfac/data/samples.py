@@ -1,0 +1,27 @@
+"""Samples: a data set before it is cut into clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedfac.data.federation import Augment, Index, Pool
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a source gives: a pool of numbered samples, and what is known about each of them."""
+
+    name: str
+    pool: Pool
+    fingerprint: str  # of the pool's contents
+    labels: npt.NDArray[np.int64] | None  # of every sample; None where targets are real numbers
+    classes: int | None
+    owners: npt.NDArray[Any] | None = None  # the natural client of every sample (writer, person, hospital), as text
+    fixed: Mapping[str, tuple[Index, Index]] | None = None  # clients whose (training, test) the data set itself decides
+    augment: Augment | None = None
+    class_names: tuple[str, ...] | None = None
