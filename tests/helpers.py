@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+torch.set_num_threads(1)  # the tensors here are small: more threads would only wait for each other
+
 
 def bits(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
     """Type, shape and every bit of a tensor: tells 0.0 from -0.0, and a NaN equals itself."""

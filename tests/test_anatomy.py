@@ -6,8 +6,9 @@ layer and no other. The oracle for input weights is index arithmetic written her
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -84,6 +85,7 @@ def assert_each_element_owns_its_output(layer: Layer, model: nn.Module, output: 
     rows = [*layer.weights, *layer.biases, *layer.norm]
     owners = {r.tensor: r.owner(tuple(state[r.tensor].shape)).expand(state[r.tensor].shape) for r in rows}
     assert len(owners) == len(rows), "a tensor is owned twice"
+    assert all(0 <= int(owner.min()) <= int(owner.max()) < layer.elements for owner in owners.values())
     with torch.no_grad():
         before = output()
         assert before.shape[1] == layer.elements
@@ -228,14 +230,14 @@ def test_input_weights_are_the_element_s_own_and_aligned_between_elements(case: 
         assert elements.shape == places.shape == (layer.elements, fan_in)
         assert (elements == torch.arange(layer.elements)[:, None]).all()
         assert (places == places[0]).all()
-        assert len(places[0].unique()) == fan_in
+        assert len(set(places[0].tolist())) == fan_in
 
 
 def test_input_weights_by_hand() -> None:
     conv = nn.Conv2d(2, 3, 2)
     assert torch.equal(Anatomy.of(conv).layer(1).vectors(references(conv)), conv.weight.detach().flatten(1))
     lstm = nn.LSTM(3, 2)
-    W, V = lstm.weight_ih_l0.detach(), lstm.weight_hh_l0.detach()
+    W, V = references(lstm)["weight_ih_l0"], references(lstm)["weight_hh_l0"]
     unit_one = torch.cat([W[1], W[3], W[5], W[7], V[1], V[3], V[5], V[7]])
     assert torch.equal(Anatomy.of(lstm).layer(1).vectors(references(lstm))[1], unit_one)
 
@@ -390,8 +392,8 @@ def test_a_module_without_parameters_is_refused() -> None:
 
 
 def test_a_lazy_module_is_refused_until_it_has_run() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("warnings.warn", lambda *args, **kwargs: None)  # PyTorch warns about every lazy module
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns that lazy modules are new
         model = nn.Sequential(nn.LazyLinear(3))
     assert message(ModelError, lambda: Anatomy.of(model)) == (
         "the model has lazy modules whose sizes are not known yet: run one batch through it first"
@@ -403,7 +405,7 @@ def test_a_lazy_module_is_refused_until_it_has_run() -> None:
 class Residual(nn.Module):
     """A block whose shortcut the paper would not count."""
 
-    fedfac_layers = ("stem", "conv", "fc")
+    fedfac_layers: Sequence[str] = ("stem", "conv", "fc")
 
     def __init__(self) -> None:
         super().__init__()
@@ -460,6 +462,67 @@ def test_every_tensor_of_the_state_has_its_shape_and_at_most_one_layer() -> None
     owned = [r.tensor for layer in anatomy.layers for r in (*layer.weights, *layer.biases, *layer.norm)]
     assert len(owned) == len(set(owned))
     assert set(anatomy.shapes) - set(owned) == {"1.num_batches_tracked"}
+
+
+# --- stages --------------------------------------------------------------------------------------------------------
+
+
+def staged() -> nn.Sequential:
+    return nn.Sequential(
+        OrderedDict(
+            embed=nn.Embedding(9, 3),
+            conv=nn.Conv1d(3, 4, 2, bias=False),
+            norm=nn.BatchNorm1d(4),
+            rnn=nn.LSTM(4, 5, num_layers=2, proj_size=2),
+            scale=nn.LayerNorm(7),
+            fc=nn.Linear(2, 2),
+        )
+    )
+
+
+def names(model: nn.Module, *prefixes: str) -> set[str]:
+    return {name for name in references(model) if name.startswith(prefixes)}
+
+
+def test_every_tensor_goes_with_a_layer_or_with_the_one_before_it() -> None:
+    model = staged()
+    anatomy = Anatomy.of(model)
+    expected = [
+        names(model, "embed.", "conv.", "norm."),
+        {name for name in names(model, "rnn.") if name.endswith("_l0")},
+        {name for name in names(model, "rnn.") if name.endswith("_l1")} | names(model, "scale."),
+        names(model, "fc."),
+    ]
+    assert [anatomy.first(n) - anatomy.first(n - 1) for n in (1, 2, 3, 4)] == expected
+    assert [anatomy.last(n) - anatomy.last(n - 1) for n in (1, 2, 3, 4)] == expected[::-1]
+
+
+def test_the_first_layers_and_the_last_ones_make_up_the_state() -> None:
+    for model in (staged(), network(), Residual()):
+        anatomy = Anatomy.of(model)
+        for n in range(len(anatomy.numbered) + 1):
+            first, last = anatomy.first(n), anatomy.last(len(anatomy.numbered) - n)
+            assert first.isdisjoint(last)
+            assert first | last == set(anatomy.shapes)
+        assert anatomy.first(0) == anatomy.last(0) == frozenset()
+
+
+@pytest.mark.parametrize("layers", [-1, 5])
+def test_more_layers_than_there_are_is_refused(layers: int) -> None:
+    anatomy = Anatomy.of(staged())
+    text = f"{layers} layers were asked for; the model has 4"
+    assert message(LayerError, lambda: anatomy.first(layers)) == text
+    assert message(LayerError, lambda: anatomy.last(layers)) == text
+
+
+def test_normalisations_are_known_by_type_whatever_their_names_and_sizes() -> None:
+    model = staged()
+    assert Anatomy.of(model).norms == names(model, "norm.", "scale.")
+    misnamed = nn.ModuleDict({"norm": nn.Linear(2, 2), "linear": nn.GroupNorm(1, 2)})
+    assert Anatomy.of(misnamed).norms == {"linear.weight", "linear.bias"}
+
+
+# --- as a whole ----------------------------------------------------------------------------------------------------
 
 
 def test_an_anatomy_prints_one_line_a_layer() -> None:

@@ -82,9 +82,13 @@ def test_a_global_stream_draws_as_the_generator_of_the_same_ids() -> None:
 
 def test_a_global_stream_gives_the_generator_back_also_after_an_error() -> None:
     before = torch.default_generator.get_state()
-    with pytest.raises(ZeroDivisionError), global_stream(3, "model"):
+
+    def draw_and_fail() -> None:
         torch.rand(100)
         raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), global_stream(3, "model"):
+        draw_and_fail()
     assert torch.equal(torch.default_generator.get_state(), before)
 
 

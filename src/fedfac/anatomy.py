@@ -113,16 +113,20 @@ class Anatomy:
         found: list[Layer] = []
         others: dict[str, str] = {}
         norms: set[str] = set()
+        last = -1  # the layer that a normalisation would follow
         for name, module in model.named_modules():
             made = _layers_of(name, module, shapes)
             if made:
                 found.extend(made)
+                last = len(found) - 1
             elif name:
                 others[name] = type(module).__name__
+                if isinstance(module, _WITH_ELEMENTS):
+                    last = -1  # tied or parametrised: what follows it follows none of the layers found
             if isinstance(module, _NORMS):
                 norms |= {t for t in _own_tensors(name, module) if t in shapes}
-                if found:
-                    found[-1] = _with_norm(found[-1], name, shapes)
+                if last >= 0:
+                    found[last] = _with_norm(found[last], name, shapes)
         layers = tuple(_numbered(found, getattr(model, "fedfac_layers", None)))
         return cls(layers, shapes, others, _stages(model, layers, shapes), frozenset(norms))
 
@@ -185,6 +189,7 @@ class Anatomy:
         return "\n".join(str(layer) for layer in self.layers)
 
 
+_WITH_ELEMENTS = (_ConvNd, nn.Linear, nn.Bilinear)
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 _GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
 _CELL_GATES = {nn.LSTMCell: 4, nn.GRUCell: 3, nn.RNNCell: 1}
@@ -270,6 +275,9 @@ def _with_norm(layer: Layer, name: str, shapes: Mapping[str, tuple[int, ...]]) -
 def _numbered(found: list[Layer], declared: Iterable[str] | None) -> list[Layer]:
     names = [layer.name for layer in found]
     order = names if declared is None else list(declared)
+    twice = sorted({name for name in order if order.count(name) > 1})
+    if twice:
+        raise ModelError(f"fedfac_layers names {', '.join(map(repr, twice))} more than once; a layer has one number")
     for name in order:
         if name not in names:
             raise ModelError(f"fedfac_layers names {name!r}, which has no elements. {did_you_mean(name, names)}")

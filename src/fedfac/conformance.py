@@ -15,7 +15,7 @@ from fedfac.data.federation import Federation
 from fedfac.engine.protocol import Engine
 from fedfac.errors import MethodError
 from fedfac.evaluate import Score
-from fedfac.method import Method
+from fedfac.method import PERSONAL, Method
 from fedfac.moments import Additive
 from fedfac.result import Result
 from fedfac.rounds import fit
@@ -163,9 +163,10 @@ def _check_untouched(method: Method, model: nn.Module, result: Result) -> None:
     """Tensors that no phase trains stay where they started, on the server and on every client."""
     wrapped = result.template
     phases = method.plan(Anatomy.of(wrapped)).phases
-    if any(phase.trains is None for phase in phases):
+    trains = [result.split.kept if phase.trains == PERSONAL else phase.trains for phase in phases]
+    if any(names is None for names in trains):
         return
-    trained = frozenset().union(*(phase.trains or () for phase in phases))
+    trained = frozenset().union(*(names or () for names in trains))
     start = references(method.wrap(model) if method.wrap else model)
     for client in range(len(result.names)):
         state = result.state(client)

@@ -87,6 +87,11 @@ class Spread:
         return cls(1, vectors, vectors.square().sum(1))
 
     def __add__(self, other: Spread) -> Spread:
+        if self.total.shape != other.total.shape:
+            raise ModelError(
+                f"spreads of {tuple(self.total.shape)} and of {tuple(other.total.shape)} weights "
+                "do not belong to one layer"
+            )
         return Spread(self.clients + other.clients, self.total + other.total, self.squares + other.squares)
 
     def variance(self) -> Tensor:

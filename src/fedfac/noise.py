@@ -89,7 +89,9 @@ def _dropout(
         return input
     shape = input.shape
     if feature_dims is not None:
-        shape = input.shape[: input.ndim - feature_dims] + (1,) * feature_dims
+        batched = input.ndim == feature_dims + 2 or (feature_dims, input.ndim) == (2, 3)  # PyTorch: (N, C, L)
+        channels = 2 if batched else 1
+        shape = input.shape[:channels] + (1,) * (input.ndim - channels)
     keep = torch.empty(shape, dtype=input.dtype, device=input.device).bernoulli_(1 - p, generator=generator)
     if p < 1:
         keep.div_(1 - p)

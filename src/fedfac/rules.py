@@ -55,6 +55,8 @@ class Threshold:
     def cut(self, scores: Tensor) -> tuple[Mask, float]:
         """The mask (True = shared; ties at τ are shared) and the value of τ behind it."""
         value = self.value if self.quantile is None else float(torch.quantile(scores, self.quantile))
+        if self.quantile and value == 0:  # a dead element (score 0) is personal, however many there are
+            value = torch.finfo(scores.dtype).tiny
         return tuple((scores >= value).tolist()), value
 
 
@@ -205,6 +207,8 @@ def per_layer(name: str, value: Any, anatomy: Anatomy, layers: tuple[Layer, ...]
         int(k) if isinstance(k, str) and k.lstrip("-").isdigit() else k: v for k, v in value.items()
     }
     named = {anatomy.layer(key).name: v for key, v in keyed.items()}
+    if len(named) < len(value):
+        raise ConfigError(f"{name} is given more than once for a layer: {dict(value)}")
     wanted = {layer.name for layer in layers}
     if named.keys() != wanted:
         raise ConfigError(

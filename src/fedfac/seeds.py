@@ -13,7 +13,7 @@ import torch
 
 def key(seed: int, purpose: str, *ids: int | str) -> int:
     """128 bits that depend on every argument and on nothing else."""
-    text = json.dumps([seed, purpose, *ids])
+    text = json.dumps([int(seed), purpose, *(i if isinstance(i, str) else int(i) for i in ids)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
 
 

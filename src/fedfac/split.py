@@ -118,7 +118,9 @@ class Split:
 
     def mask(self, tensor: str) -> Tensor:
         """True where the tensor's numbers are shared, in the tensor's full shape."""
-        return self._full_masks[tensor]
+        if tensor in self.owners:
+            return self._full_masks[tensor].clone()
+        return torch.full(self.shapes[tensor], self.place(tensor) == "shared")
 
     @cached_property
     def _full_masks(self) -> dict[str, Tensor]:
@@ -141,7 +143,7 @@ class Split:
         part = {}
         for name, tensor in state.items():
             if name in self.owners:
-                mask = self.mask(name).to(tensor.device)
+                mask = self._full_masks[name].to(tensor.device)
                 part[name] = tensor[mask if want else ~mask]
             elif (name not in self.personal_tensors) is want:
                 part[name] = tensor
@@ -152,7 +154,7 @@ class Split:
         state = {}
         for name, shape in self.shapes.items():
             if name in self.owners:
-                mask = self.mask(name).to(shared[name].device)
+                mask = self._full_masks[name].to(shared[name].device)
                 tensor = torch.empty(shape, dtype=shared[name].dtype, device=shared[name].device)
                 tensor[mask] = shared[name]
                 tensor[~mask] = personal[name]
@@ -173,7 +175,7 @@ class Split:
         for name in self.kept & own.keys():
             mine = own[name].to(server[name].device)
             if name in self.owners:
-                state[name] = torch.where(self.mask(name).to(mine.device), server[name], mine)
+                state[name] = torch.where(self._full_masks[name].to(mine.device), server[name], mine)
             else:
                 state[name] = mine
         return state
@@ -203,7 +205,7 @@ class Split:
     def shared_numel(self) -> int:
         """How many numbers are shared: what a client sends in a round."""
         return sum(
-            int(self.mask(name).sum()) if name in self.owners else torch.Size(shape).numel()
+            int(self._full_masks[name].sum()) if name in self.owners else torch.Size(shape).numel()
             for name, shape in self.shapes.items()
             if name not in self.personal_tensors
         )
@@ -234,11 +236,22 @@ class Split:
             {layer: mask_of(mask) for layer, mask in data["masks"].items()},
         )
 
+    def _key(self) -> tuple[object, ...]:
+        return (
+            frozenset(self.shapes.items()),
+            self.personal_tensors,
+            frozenset(self.owners.items()),
+            frozenset(self.masks.items()),
+        )
+
     def __hash__(self) -> int:
-        return hash(self.to_json())
+        return hash(self._key())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Split) and self.to_json() == other.to_json()
+        return isinstance(other, Split) and self._key() == other._key()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Split.from_json, (self.to_json(),)
 
     def __str__(self) -> str:
         lines = []

@@ -80,7 +80,13 @@ def is_finite(state: Mapping[str, Tensor]) -> bool:
 
 def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     """Bitwise equality, names included."""
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    return a.keys() == b.keys() and all(_same_bits(a[name], b[name]) for name in a)
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return torch.equal(*(t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b)))
 
 
 def numel(state: Mapping[str, Tensor]) -> int:

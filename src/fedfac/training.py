@@ -20,7 +20,7 @@ from fedfac.method import PERSONAL, Begin, Loss, Phase, Step
 from fedfac.noise import Seeded, how_it_draws
 from fedfac.seeds import generator, stream
 from fedfac.split import Split
-from fedfac.state import State, is_finite, references
+from fedfac.state import State, copy_into, is_finite, references
 
 OPTIMIZERS = ("adam", "sgd")
 
@@ -38,7 +38,7 @@ class Local:
     loss: Loss = F.cross_entropy
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 1:
+        if any(not isinstance(n, int) or n < 1 for n in (self.epochs, self.batch_size)):
             raise ConfigError(
                 f"epochs is {self.epochs} and batch_size {self.batch_size}; both are whole numbers from 1 up"
             )
@@ -107,7 +107,9 @@ def train_client(
     for number, phase in enumerate(phases):
         context = None if phase.before is None else phase.before(Begin(model, data, local.loss))
         trains = split.kept if phase.trains == PERSONAL else phase.trains
-        held = _held(state, received, split) if phase.trains == PERSONAL else []
+        held = _held(state, split) if phase.trains == PERSONAL else []
+        still = () if trains is None else state.keys() - trains - trainable.keys()  # buffers, mostly
+        frozen = {name: state[name].clone() for name in still}
         chosen = [p for name, p in trainable.items() if trains is None or name in trains]
         epochs = local.epochs if phase.epochs is None else phase.epochs
         if not chosen or not epochs:
@@ -127,8 +129,9 @@ def train_client(
                 optimizer.step()
                 for tensor, shared, value in held:
                     tensor.copy_(torch.where(shared, value, tensor))
-                total += loss.detach() * len(index)
+                total += loss.detach().double() * len(index)
                 seen += len(index)
+        copy_into(state, frozen)
     _set_modes(model, trainable, None)
     model.zero_grad(set_to_none=True)
     mean = float(total) / seen if seen else 0.0
@@ -165,16 +168,16 @@ def batches(order: npt.NDArray[np.int64], size: int) -> Iterator[Tensor]:
     """
     index = torch.from_numpy(order)
     starts = list(range(0, len(order), size))
-    if len(starts) > 1 and len(order) - starts[-1] == 1:
+    if len(starts) > 1 and size > 1 and len(order) - starts[-1] == 1:
         starts.pop()
     for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
         yield index[start:end]
 
 
-def _held(state: State, received: State, split: Split) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _held(state: State, split: Split) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Tensors of which only some elements are trained: after a step the others get their old values back."""
     return [
-        (state[name], split.mask(name).to(state[name].device), received[name])
+        (state[name], split.mask(name).to(state[name].device), state[name].clone())
         for name in split.owners
         if bool(split.mask(name).any())
     ]
@@ -194,4 +197,4 @@ def _set_modes(model: nn.Module, trainable: dict[str, nn.Parameter], trains: fro
     for prefix, module in model.named_modules():
         own = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_buffers(recurse=False)]
         if own and not trains.intersection(own):
-            module.eval()
+            module.training = False  # not .eval(): that would reach the modules below

@@ -30,10 +30,10 @@ def dirichlet(labels: Labels, *, clients: int, alpha: float, seed: int, size: in
     fewer classes a client sees. Clients draw in random order, so that none is favoured by its number.
     """
     _enough(labels, clients)
-    if not alpha > 0:
+    if not 0 < alpha < float("inf"):
         raise ConfigError(f"alpha is {alpha}; a Dirichlet distribution needs a positive one (0.1 = strong skew)")
     size = len(labels) // clients if size is None else size
-    if not 1 <= size * clients <= len(labels):
+    if not isinstance(size, int | np.integer) or not 1 <= size * clients <= len(labels):
         raise DataError(f"{clients} clients of {size} samples need {clients * size}, the data has {len(labels)}")
     classes, codes = np.unique(labels, return_inverse=True)
     draws = stream(seed, "partition", "dirichlet")
@@ -80,5 +80,5 @@ def hold_out(index: Index, share: float, *, seed: int, client: int, purpose: str
 
 
 def _enough(labels: Labels, clients: int) -> None:
-    if not 1 <= clients <= len(labels):
+    if not isinstance(clients, int | np.integer) or not 1 <= clients <= len(labels):
         raise DataError(f"{len(labels)} samples cannot be dealt out to {clients} clients with one each at least")

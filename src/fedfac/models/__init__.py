@@ -1,22 +1,79 @@
-"""Networks by name."""
+"""Networks by name. ``register`` adds one of your own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
-from fedfac.errors import ConfigError, did_you_mean
-from fedfac.models.small import mlp, small_cnn
+from fedfac.errors import ConfigError, ModelError, did_you_mean
+from fedfac.models.paper import char_lstm, femnist_cnn, resnet18, vgg16
+from fedfac.models.small import mlp, signal_cnn, small_cnn
 from fedfac.seeds import global_stream
+from fedfac.state import check_same_tensors, load_state, references
 
-MODELS: Mapping[str, Callable[..., nn.Module]] = {"cnn": small_cnn, "mlp": mlp}
+Builder = Callable[..., nn.Module]
+MODELS: dict[str, Builder] = {
+    "cnn": small_cnn,
+    "mlp": mlp,
+    "signal-cnn": signal_cnn,
+    "femnist-cnn": femnist_cnn,
+    "char-lstm": char_lstm,
+    "resnet18": resnet18,
+    "vgg16": vgg16,
+}
+_GIVEN = ("shape", "classes")
 
 
-def build(name: str, *, shape: tuple[int, ...], classes: int, seed: int, **options: Any) -> nn.Module:
-    """A network for inputs of ``shape``, initialised from the stream (seed, "model")."""
+def register(name: str) -> Callable[[Builder], Builder]:
+    """Add a network: a function of ``shape`` (of one sample), ``classes``, and keyword options with defaults."""
+
+    def add(builder: Builder) -> Builder:
+        if name in MODELS:
+            raise ConfigError(f"there is already a model {name!r}: choose another name")
+        missing = set(_GIVEN) - set(inspect.signature(builder).parameters)
+        if missing:
+            raise ConfigError(f"the builder of {name!r} does not take {', '.join(sorted(missing))}")
+        MODELS[name] = builder
+        return builder
+
+    return add
+
+
+def options_of(name: str) -> dict[str, inspect.Parameter]:
+    """The options of a network: its builder's keywords."""
     if name not in MODELS:
         raise ConfigError(f"there is no model {name!r}. {did_you_mean(name, MODELS)}")
+    return {k: p for k, p in inspect.signature(MODELS[name]).parameters.items() if k not in _GIVEN}
+
+
+def build(
+    name: str, *, shape: tuple[int, ...], classes: int, seed: int, weights: str | Path | None = None, **options: Any
+) -> nn.Module:
+    """A network for samples of ``shape``, initialised from the stream (seed, "model"), or from ``weights``."""
+    known = options_of(name)
+    for key in options:
+        if key not in known:
+            raise ConfigError(f"model {name!r} has no option {key!r}. {did_you_mean(key, known)}")
     with global_stream(seed, "model"):
-        return MODELS[name](shape=shape, classes=classes, **options)
+        model = MODELS[name](shape=shape, classes=classes, **options)
+    if weights is not None:
+        load_weights(model, weights)
+    return model
+
+
+def load_weights(model: nn.Module, path: str | Path) -> None:
+    """Start from a safetensors file of your own; its names and shapes must be the model's."""
+    try:
+        state = load_file(path)
+    except FileNotFoundError as error:
+        raise ModelError(f"there is no weights file {path}") from error
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"the weights file {path} is not a whole safetensors file: {error}") from error
+    check_same_tensors(references(model), state)
+    load_state(model, state)
