@@ -129,7 +129,10 @@ def test_compare_prints_a_table_and_resume_goes_on_with_it(capsys: pytest.Captur
         (["run", "--rounds", "x"], "argument --rounds: invalid int value: 'x'"),
         (["run", "--method", "fedfak"], "there is no method 'fedfak'. Did you mean 'fedfac'"),
         (["run", "--method", "fedavg", "--tau", "50%"], "method 'fedavg' has no option 'tau'"),
-        (["run", "--data", "digit"], "there is no data set 'digit'. Did you mean 'digits'?"),
+        (
+            ["run", "--data", "digit"],
+            "there is no data set 'digit', and no such CSV file, parquet file or folder. Did you mean 'digits'?",
+        ),
         (["run", "--model", "cn"], "there is no model 'cn'. Did you mean 'cnn'?"),
         (["run", "--partition", "dirichle"], "there is no partition 'dirichle'. Did you mean 'dirichlet'?"),
         (["run", "--clients", "2000"], "1797 samples cannot be dealt out to 2000 clients"),

@@ -279,6 +279,7 @@ def _expand(out: Path, wanted: Mapping[str, Any]) -> Comparison:
 def _settings(vary: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
     """Every combination of the values that vary, with its label."""
     places = {key: section for section, kind in TYPED_SECTIONS.items() for key in _keys(section, kind)}
+    places["model"] = "model"
     for key in vary:
         if key not in places:
             raise ConfigError(f"there is nothing called {key!r} to vary. {did_you_mean(key, places)}")

@@ -23,19 +23,27 @@ def _option(default: Any, text: str) -> Any:
 class DataConfig:
     """[data]: which data, and how it is cut into clients."""
 
-    name: str = _option("digits", "data set: digits")
-    partition: str = _option("dirichlet", "how it is cut into clients: dirichlet (label skew) or iid")
-    clients: int = _option(60, "number of clients")
+    name: str = _option(
+        "digits",
+        "data set: digits, cifar10, cifar100, mnist, fashion-mnist, femnist, shakespeare, "
+        "hapt, heart; or a CSV or parquet file, or a folder of images, of your own",
+    )
+    data_dir: str | None = _option(None, "folder with the data files (default: FEDFAC_DATA, else they are downloaded)")
+    label: str | None = _option(None, "label column of a file of your own")
+    client: str | None = _option(None, "client column of a file of your own")
+    partition: str = _option(
+        "auto",
+        "how it is cut into clients: natural (writer, role, person, hospital), dirichlet, "
+        "dirichlet-by-class, pathological, shards, quantity or iid; auto: natural if it can be",
+    )
+    clients: int | None = _option(None, "number of clients (default: 60 for digits, else 100; natural ones: all)")
     alpha: float = _option(0.1, "Dirichlet parameter: the smaller, the fewer classes a client sees")
+    classes_per_client: int = _option(2, "for pathological: how many classes a client sees")
+    shards_per_client: int = _option(2, "for shards: how many shards a client gets")
+    min_samples: int = _option(1, "natural clients with fewer samples are left out")
     test_share: float = _option(0.2, "share of each client's samples held out for testing")
     validation_share: float = _option(0.0, "share of each client's training samples held out for validation")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """[model]: which network."""
-
-    name: str = _option("cnn", "network: cnn or mlp")
+    augment: bool = _option(False, "images: random crops (and flips) of training batches")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +70,7 @@ class Config:
     """A whole experiment."""
 
     data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: Mapping[str, Any] = field(default_factory=dict)
     method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedfac"})
     train: TrainConfig = field(default_factory=TrainConfig)
 
@@ -79,8 +87,8 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as a TOML or JSON file holds them."""
         return {
-            "data": asdict(self.data),
-            "model": asdict(self.model),
+            "data": {key: value for key, value in asdict(self.data).items() if value is not None},
+            "model": dict(self.model),
             "method": {"name": self.method_name, **self.method_options},
             "train": {key: value for key, value in asdict(self.train).items() if value is not None},
         }
@@ -95,14 +103,14 @@ class Config:
                 raise ConfigError(f"{name} is {table!r}; it must be a table, [{name}]")
         return cls(
             data=_read("data", DataConfig, tables.get("data", {})),
-            model=_read("model", ModelConfig, tables.get("model", {})),
+            model=dict(tables.get("model", {})),
             method={"name": "fedfac", **tables.get("method", {})},
             train=_read("train", TrainConfig, tables.get("train", {})),
         )
 
 
 SECTIONS = ("data", "model", "method", "train")  # and [compare], which only 'fedfac compare' reads
-TYPED_SECTIONS: Mapping[str, type[Any]] = {"data": DataConfig, "model": ModelConfig, "train": TrainConfig}
+TYPED_SECTIONS: Mapping[str, type[Any]] = {"data": DataConfig, "train": TrainConfig}
 Table = TypeVar("Table")
 
 
@@ -142,7 +150,7 @@ def _read(section: str, kind: type[Table], table: Mapping[str, Any]) -> Table:
         wanted = value_type(hints[key])
         if wanted is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
-        if not isinstance(value, wanted) or isinstance(value, bool):
+        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
             raise ConfigError(f"{key} in [{section}] is {value!r}; it must be of type {wanted.__name__}")
         values[key] = value
     return kind(**values)

@@ -33,7 +33,9 @@ def build(config: Config) -> tuple[nn.Module, Federation, Method]:
     federation = sources.load(config.data, seed=seed)
     first = federation.client(0)
     inputs, _ = first.pool.batch(first.train[:1])
-    model = models.build(config.model.name, shape=tuple(inputs.shape[1:]), classes=federation.classes or 1, seed=seed)
+    options = dict(config.model)
+    name = options.pop("name", None) or sources.default_model(config.data.name)
+    model = models.build(name, shape=tuple(inputs.shape[1:]), classes=federation.classes or 1, seed=seed, **options)
     method.plan(Anatomy.of(method.wrap(model) if method.wrap is not None else model))  # unknown layers fail here
     return model, federation, method
 

@@ -5,43 +5,54 @@ from __future__ import annotations
 import argparse
 import inspect
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from fedfac import methods
+from fedfac import methods, models
 from fedfac.config import TYPED_SECTIONS, merged, read_toml, value_type
 from fedfac.errors import ConfigError, did_you_mean
 
 
 def add_experiment_flags(parser: argparse.ArgumentParser) -> None:
-    """Every key of the config as a flag, and every option of every method."""
+    """Every key of the config as a flag, and every option of every method and model."""
     parser.add_argument("--config", metavar="FILE", help="a TOML file with [data], [model], [method] and [train]")
     for section, kind in TYPED_SECTIONS.items():
         group = parser.add_argument_group(f"[{section}]")
         hints = get_type_hints(kind)
         for entry in fields(kind):
-            flag = section if entry.name == "name" else entry.name.replace("_", "-")
+            flag = f"--{section if entry.name == 'name' else entry.name.replace('_', '-')}"
             default = "" if entry.default is None else f" (default: {entry.default})"
-            group.add_argument(
-                f"--{flag}",
-                dest=f"{section}.{entry.name}",
-                type=value_type(hints[entry.name]),
-                metavar=value_type(hints[entry.name]).__name__.upper(),
-                help=entry.metadata["help"] + default,
-            )
+            dest, text = f"{section}.{entry.name}", entry.metadata["help"] + default
+            wanted = value_type(hints[entry.name])
+            if wanted is bool:
+                group.add_argument(flag, dest=dest, action=argparse.BooleanOptionalAction, help=text)
+            else:
+                group.add_argument(flag, dest=dest, type=wanted, metavar=wanted.__name__.upper(), help=text)
+    group = parser.add_argument_group("[model]", "options of the networks that have them")
+    group.add_argument(
+        "--model", dest="model.name", metavar="NAME", help=f"{', '.join(models.MODELS)} (default: by data)"
+    )
+    group.add_argument("--weights", dest="model.weights", metavar="FILE", help="start from a safetensors file")
+    _add_options(group, "model", {name: models.options_of(name) for name in models.MODELS})
     group = parser.add_argument_group("[method]", "options of the methods that have them")
-    for name, (parameter, owners) in _method_options().items():
-        text = ", ".join(owners)
-        flag = f"--{name.replace('_', '-')}"
+    _add_options(group, "method", {name: methods.options_of(name) for name in methods.METHODS})
+
+
+def _add_options(group: Any, section: str, owners: Mapping[str, Mapping[str, inspect.Parameter]]) -> None:
+    """A flag for every option that any of the owners has; its help names them."""
+    options: dict[str, tuple[inspect.Parameter, list[str]]] = {}
+    for owner, parameters in owners.items():
+        for name, parameter in parameters.items():
+            options.setdefault(name, (parameter, []))[1].append(owner)
+    for name, (parameter, having) in options.items():
+        flag, dest, text = f"--{name.replace('_', '-')}", f"{section}.{name}", ", ".join(having)
         if isinstance(parameter.default, bool):
-            group.add_argument(flag, dest=f"method.{name}", action=argparse.BooleanOptionalAction, help=text)
+            group.add_argument(flag, dest=dest, action=argparse.BooleanOptionalAction, help=text)
         else:
-            group.add_argument(
-                flag, dest=f"method.{name}", type=_reader(parameter), metavar=_metavar(parameter), help=text
-            )
+            group.add_argument(flag, dest=dest, type=_reader(parameter), metavar=_metavar(parameter), help=text)
 
 
 def add_running_flags(parser: argparse.ArgumentParser) -> None:
@@ -121,14 +132,6 @@ def layer_keys(text: str) -> list[int | str]:
     """
     words = [word.strip() for word in text.replace("+", ",").split(",") if word.strip()]
     return [int(word) if word.lstrip("-").isdigit() else word for word in words]
-
-
-def _method_options() -> dict[str, tuple[inspect.Parameter, list[str]]]:
-    options: dict[str, tuple[inspect.Parameter, list[str]]] = {}
-    for method in methods.METHODS:
-        for name, parameter in methods.options_of(method).items():
-            options.setdefault(name, (parameter, []))[1].append(method)
-    return options
 
 
 def _reader(parameter: inspect.Parameter) -> Callable[[str], Any]:

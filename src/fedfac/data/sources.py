@@ -1,31 +1,141 @@
-"""Data sets by name."""
+"""Data sets by name, and from a data set to a federation."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
 from fedfac.config import DataConfig
-from fedfac.data.digits import digits
-from fedfac.data.federation import Federation
-from fedfac.errors import ConfigError, did_you_mean
+from fedfac.data import partition
+from fedfac.data.federation import Federation, Index
+from fedfac.data.samples import Samples
+from fedfac.errors import ConfigError, DataError, did_you_mean
+from fedfac.seeds import stream
 
-SOURCES: Mapping[str, Callable[[], tuple[Tensor, Tensor]]] = {"digits": digits}
+
+@dataclass(frozen=True)
+class Known:
+    """A data set that has a name: where its loader is, and the network that it is trained with by default."""
+
+    loader: str  # module and function below fedfac.data; imported when it is needed
+    model: str
+    clients: int = 100
+    augments: bool = False
+
+
+SOURCES: Mapping[str, Known] = {
+    "digits": Known("digits.digits", "cnn", clients=60),
+    "cifar10": Known("vision.cifar10", "resnet18", augments=True),
+    "cifar100": Known("vision.cifar100", "vgg16", augments=True),
+    "mnist": Known("vision.mnist", "femnist-cnn", augments=True),
+    "fashion-mnist": Known("vision.fashion_mnist", "femnist-cnn", augments=True),
+    "femnist": Known("vision.femnist", "femnist-cnn", augments=True),
+    "shakespeare": Known("text.shakespeare", "char-lstm"),
+    "hapt": Known("tables.hapt", "signal-cnn"),
+    "heart": Known("tables.heart", "mlp"),
+}
+_PARAMETERS = {
+    "dirichlet": ("alpha",),
+    "dirichlet-by-class": ("alpha",),
+    "quantity": ("alpha",),
+    "pathological": ("classes_per_client",),
+    "shards": ("shards_per_client",),
+}
 
 
 def load(config: DataConfig, *, seed: int) -> Federation:
     """The federation that a config asks for."""
-    if config.name not in SOURCES:
-        raise ConfigError(f"there is no data set {config.name!r}. {did_you_mean(config.name, SOURCES)}")
-    parameters: dict[str, Any] = {"alpha": config.alpha} if config.partition == "dirichlet" else {}
-    return Federation.partition(
-        SOURCES[config.name](),
-        by=config.partition,
-        clients=config.clients,
-        test_share=config.test_share,
+    samples = load_samples(config)
+    parts = cut(samples, config, seed=seed)
+    return Federation.from_pool(
+        samples.pool,
+        parts,
+        classes=samples.classes,
+        fingerprint=samples.fingerprint,
         validation_share=config.validation_share,
+        augment=samples.augment,
         seed=seed,
-        **parameters,
     )
+
+
+def load_samples(config: DataConfig) -> Samples:
+    """The data set itself: one with a name, or a file or folder of the user's."""
+    known = SOURCES.get(config.name)
+    if known is not None:
+        options: dict[str, Any] = {"data_dir": Path(config.data_dir) if config.data_dir else None}
+        if known.augments:
+            options["augment"] = config.augment
+        elif config.augment:
+            raise ConfigError(f"augment is for images; {config.name!r} has none that are augmented")
+        return _loader(known.loader)(**options)
+    path = Path(config.name)
+    if path.is_dir():
+        return _loader("folders.image_folder")(path)
+    if path.suffix in (".csv", ".parquet"):
+        if config.label is None:
+            raise ConfigError(f"say which column of {path} is the label: --label NAME")
+        return _loader("tables.csv_or_parquet")(path, label=config.label, client=config.client)
+    raise ConfigError(
+        f"there is no data set {config.name!r}, and no such CSV file, parquet file or folder. "
+        f"{did_you_mean(config.name, SOURCES)}"
+    )
+
+
+def _loader(where: str) -> Callable[..., Samples]:
+    module, _, function = where.partition(".")
+    found: Callable[..., Samples] = getattr(importlib.import_module(f"fedfac.data.{module}"), function)
+    return found
+
+
+def default_model(name: str) -> str:
+    """The network that a data set is trained with unless another is named."""
+    if name in SOURCES:
+        return SOURCES[name].model
+    return "cnn" if Path(name).is_dir() else "mlp"
+
+
+def cut(samples: Samples, config: DataConfig, *, seed: int) -> dict[str, tuple[Index, Index]]:
+    """Who has which samples, for training and for testing."""
+    how = config.partition
+    if how == "auto":
+        how = "natural" if samples.owners is not None or samples.fixed is not None else "dirichlet"
+    if how == "natural":
+        return _natural(samples, config, seed)
+    if samples.labels is None:
+        raise DataError(f"{samples.name} has no class labels to cut it by {how!r}: use its natural clients, or iid")
+    function = partition.by_name(how)
+    clients = config.clients or (SOURCES[config.name].clients if config.name in SOURCES else 100)
+    parameters = {name: getattr(config, name) for name in _PARAMETERS.get(how, ())}
+    parts = function(samples.labels, clients=clients, seed=seed, **parameters)
+    return {
+        str(i): partition.hold_out(part, config.test_share, seed=seed, client=i, purpose="test")
+        for i, part in enumerate(parts)
+    }
+
+
+def _natural(samples: Samples, config: DataConfig, seed: int) -> dict[str, tuple[Index, Index]]:
+    """The data set's own clients; with ``clients``, a random choice of that many of them."""
+    if samples.fixed is not None:
+        parts = dict(samples.fixed)
+    elif samples.owners is not None:
+        parts = {
+            name: partition.hold_out(part, config.test_share, seed=seed, client=i, purpose="test")
+            for i, (name, part) in enumerate(partition.natural(samples.owners).items())
+        }
+    else:
+        raise ConfigError(f"{samples.name} has no natural clients; use --partition dirichlet, iid, ...")
+    parts = {name: p for name, p in parts.items() if len(p[0]) + len(p[1]) >= config.min_samples}
+    if not parts:
+        raise DataError(f"no client of {samples.name} has {config.min_samples} samples")
+    if config.clients is None:
+        return parts
+    if not 1 <= config.clients <= len(parts):
+        raise DataError(f"{config.clients} clients were asked for; {samples.name} has {len(parts)}")
+    draws = stream(seed, "partition", "natural")
+    chosen = set(np.sort(draws.choice(len(parts), config.clients, replace=False)).tolist())
+    return {name: p for i, (name, p) in enumerate(parts.items()) if i in chosen}
