@@ -35,6 +35,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
         tables=TABLES,
         seeds=[0, 4],
         vary={"alpha": [0.1, 10.0]},
+        time_rounds=2,
     )
     assert comparison.train(planned) == {}
     return planned
@@ -72,6 +73,7 @@ def test_going_on_trains_only_what_is_missing(trained: Comparison) -> None:
         tables=TABLES,
         seeds=[0, 4],
         vary={"alpha": [0.1, 10.0]},
+        time_rounds=2,
     )
     assert comparison.train(again) == {}
     assert comparison.load(trained.out) == trained
@@ -128,31 +130,47 @@ def test_csv_markdown_and_latex_say_the_same(trained: Comparison) -> None:
 
 
 def test_times_are_relative_to_fedavg_and_taken_once(trained: Comparison) -> None:
-    ratios = comparison.time_rounds(trained, 2)
+    ratios = comparison.take_times(trained)
     assert ratios.keys() == set(trained.methods)
     assert ratios["fedavg"] == 1.0
     assert all(0 < ratio < 100 for ratio in ratios.values())
-    assert comparison.time_rounds(trained, 2) == ratios
+    assert comparison.take_times(trained) == ratios
     assert tables.blocks(trained, ratios)[0].rows["fedavg"]["time"].mean == 1.0
     assert "time" in tables.markdown(tables.blocks(trained, ratios))
 
 
 def test_static_methods_can_be_timed(tmp_path: Path) -> None:
-    planned = comparison.plan(tmp_path / "c", methods=["fedavg", "fedfac-static"], tables=TABLES)
-    assert comparison.time_rounds(planned, 1).keys() == {"fedavg", "fedfac-static"}
+    planned = comparison.plan(tmp_path / "c", methods=["fedavg", "fedfac-static"], tables=TABLES, time_rounds=1)
+    assert comparison.take_times(planned).keys() == {"fedavg", "fedfac-static"}
 
 
 def test_a_crashed_cell_is_reported_and_the_rest_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    base = ["compare", "--clients", "8", "--rounds", "2", "--cohort", "4", "--epochs", "1", "--out", "c", "--json"]
+    base = [
+        "compare",
+        "--clients",
+        "8",
+        "--rounds",
+        "2",
+        "--cohort",
+        "4",
+        "--epochs",
+        "1",
+        "--out",
+        "c",
+        "--json",
+        "--time-rounds",
+        "1",
+    ]
     methods = ["--methods", "fedavg,fedper,local", "--quiet"]
     # fedper's folder is taken by something that is no run: that cell can only fail
     planned = comparison.plan(
         Path("c"),
         methods=["fedavg", "fedper", "local"],
         tables={"data": {"clients": 8}, "train": {"rounds": 2, "cohort": 4, "epochs": 1}},
+        time_rounds=1,
     )
     taken = planned.of("", "fedper")[0].folder
     taken.mkdir()

@@ -62,6 +62,10 @@ def test_a_run_directory_holds_config_metrics_splits_and_states(finished: Path) 
     assert len(saved.clients()) == 5
     config = json.loads((finished / "config.json").read_text())
     assert config["settings"]["method"]["layers"] == [1]
+    partition = json.loads((finished / "partition.json").read_text())
+    assert partition["fingerprint"] == config["settings"]["data"]
+    samples = [i for client in partition["clients"].values() for part in client.values() for i in part]
+    assert sorted(samples) == list(range(len(samples)))
 
 
 def test_loading_gives_the_models_back(finished: Path) -> None:

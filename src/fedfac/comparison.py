@@ -21,6 +21,7 @@ from fedfac import evaluate, experiment
 from fedfac.config import TYPED_SECTIONS, Config, merged
 from fedfac.errors import ConfigError, RunError, did_you_mean
 from fedfac.methods import METHODS, options_of
+from fedfac.preflight import json_like
 from fedfac.rounds import Record, Session, Settings
 from fedfac.run import RunDirectory, atomic_write, check_same_run
 from fedfac.training import Local
@@ -49,6 +50,7 @@ class Comparison:
 
     out: Path
     cells: tuple[Cell, ...]
+    time_rounds: int = 0  # how many rounds of every method are timed
 
     @property
     def settings(self) -> list[str]:
@@ -72,10 +74,17 @@ def plan(
     tables: Mapping[str, Any],
     seeds: Sequence[int] = (0,),
     vary: Mapping[str, Sequence[Any]] | None = None,
+    time_rounds: int = 0,
 ) -> Comparison:
     """Check every cell, then write down what is compared; a comparison that is already there must be the same."""
-    wanted = json.loads(
-        json.dumps({"methods": list(methods), "seeds": list(seeds), "vary": dict(vary or {}), "tables": dict(tables)})
+    wanted = json_like(
+        {
+            "methods": list(methods),
+            "seeds": list(seeds),
+            "vary": dict(vary or {}),
+            "time_rounds": time_rounds,
+            "tables": dict(tables),
+        }
     )
     comparison = _expand(out, wanted)
     for cell in {(c.setting, c.method): c for c in comparison.cells}.values():
@@ -190,15 +199,14 @@ def p_value(one: Sequence[Cell], other: Sequence[Cell]) -> float:
     return float(wilcoxon(changed, alternative="less").pvalue) if changed else 1.0
 
 
-def time_rounds(
-    comparison: Comparison, rounds: int, *, lanes: int | None = None, device: str | None = None
-) -> dict[str, float]:
+def take_times(comparison: Comparison, *, lanes: int | None = None, device: str | None = None) -> dict[str, float]:
     """Seconds a round of every method relative to FedAvg's (or to the first method's), in the first setting.
 
     The methods take turns, round by round, so that whatever else the machine does hits all of them alike; medians,
     without evaluation. The result is kept in the folder.
     """
-    if known := times(comparison):
+    rounds = comparison.time_rounds
+    if (known := times(comparison)) or not rounds:
         return known
     cells = {name: comparison.of(comparison.settings[0], name)[0] for name in comparison.methods}
     sessions: dict[str, Session] = {}
@@ -273,7 +281,7 @@ def _expand(out: Path, wanted: Mapping[str, Any]) -> Comparison:
         parts = [setting] if len(settings) > 1 else []
         parts += [label] + ([f"seed-{seed}"] if len(seeds) > 1 else [])
         cells.append(Cell(setting, label, seed, config, out.joinpath(*(_slug(part) for part in parts))))
-    return Comparison(out, tuple(cells))
+    return Comparison(out, tuple(cells), wanted["time_rounds"])
 
 
 def _settings(vary: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
@@ -306,6 +314,7 @@ def _timing_session(config: Config, rounds: int, lanes: int | None, device: str 
         optimizer=train.optimizer,
         momentum=train.momentum,
         weight_decay=train.weight_decay,
+        loss=experiment.loss_for(federation),
     )
     settings = Settings(
         rounds=rounds + 1,
@@ -323,7 +332,7 @@ def _timing_session(config: Config, rounds: int, lanes: int | None, device: str 
 def _read_plan(out: Path) -> dict[str, Any]:
     try:
         found = json.loads((out / PLAN).read_text())
-        if not isinstance(found, dict) or not {"methods", "seeds", "vary", "tables"} <= found.keys():
+        if not isinstance(found, dict) or not {"methods", "seeds", "vary", "time_rounds", "tables"} <= found.keys():
             raise ValueError("it is not a comparison")
     except (OSError, ValueError) as error:
         raise RunError(f"{out / PLAN} cannot be read ({error}); nothing was changed") from error

@@ -40,6 +40,11 @@ def build(config: Config) -> tuple[nn.Module, Federation, Method]:
     return model, federation, method
 
 
+def loss_for(federation: Federation) -> Loss:
+    """Cross-entropy for classes, mean squared error for real targets."""
+    return F.cross_entropy if federation.classes is not None else F.mse_loss
+
+
 def run(
     config: Config,
     *,
@@ -60,6 +65,7 @@ def run(
         federation,
         method=method,
         **settings,
+        loss=loss_for(federation),
         out=out,
         resume=resume,
         lanes=lanes,
@@ -98,6 +104,7 @@ def load(
     found = read_config(path)
     if model is None:
         model, federation, method = build(config_of(path))
+        loss = loss_for(federation)
     template = method.wrap(model) if method is not None and method.wrap is not None else model
     directory = RunDirectory.read(path)
     saved = directory.checkpoint()

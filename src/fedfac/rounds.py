@@ -359,7 +359,7 @@ class Session:
             "origin": settings.origin,
         }
         if not settings.resume:
-            return RunDirectory.create(settings.out, json_like(config))
+            return RunDirectory.create(settings.out, json_like(config), partition=self.federation.partition_json())
         found = read_config(settings.out)
         saved = {name: torch.empty(size, dtype=getattr(torch, kind)) for name, (size, kind) in found["tensors"].items()}
         check_same_tensors(start, saved)

@@ -1,6 +1,7 @@
 """Run directory: what was asked for, what came out of every round, and the state to go on from.
 
     config.json     what was asked for, and which model and data it was for
+    partition.json  which sample is whose
     metrics.jsonl   one line a round, the same bytes for the same run
     timing.jsonl    seconds, kept apart because they differ from run to run
     state.sqlite    records, splits, the server's state and every client's personal state
@@ -56,7 +57,7 @@ class RunDirectory:
         self._logging = False
 
     @classmethod
-    def create(cls, path: str | Path, config: dict[str, Any]) -> RunDirectory:
+    def create(cls, path: str | Path, config: dict[str, Any], *, partition: str | None = None) -> RunDirectory:
         """A new run in an empty or new folder."""
         path = Path(path)
         cls.check_free(path)
@@ -67,6 +68,8 @@ class RunDirectory:
                 leftover.unlink()
             with contextlib.closing(sqlite3.connect(path / "state.sqlite")) as db:
                 db.executescript(_SCHEMA)
+            if partition is not None:
+                atomic_write(path / "partition.json", partition + "\n")
             config = {"format": FORMAT, **config}
             atomic_write(path / "config.json", json.dumps(config, indent=1) + "\n")
             return cls(path, config, lock)
@@ -268,7 +271,9 @@ class RunDirectory:
         return next(self._iterate(sql, values), None)
 
 
-_OURS = frozenset({"lock", "state.sqlite", "state.sqlite-wal", "state.sqlite-shm", "state.sqlite-journal"})
+_OURS = frozenset(
+    {"lock", "partition.json", "state.sqlite", "state.sqlite-wal", "state.sqlite-shm", "state.sqlite-journal"}
+)
 
 
 def read_config(path: str | Path) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from fedfac.progress import RoundProgress
 from fedfac.rounds import Record
 from fedfac.run import atomic_write
 
+TIME_ROUNDS = 3
 DEFAULT_METHODS = "fedavg,local,fedfac-static,fedfac"
 
 
@@ -46,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=A,B",
         help="settings: alpha=0.1,0.5 (repeatable)",
     )
-    parser.add_argument("--time-rounds", type=int, metavar="N", help="rounds to time, alternating (default: 0)")
+    parser.add_argument(
+        "--time-rounds", type=int, metavar="N", help=f"rounds to time, alternating (default: {TIME_ROUNDS})"
+    )
     parser.add_argument("--out", metavar="DIR", help="folder for all runs (default: runs/compare-N)")
     add_experiment_flags(parser)
     add_running_flags(parser)
@@ -67,12 +70,12 @@ def run(arguments: argparse.Namespace) -> int:
         tables=asked,
         seeds=seeds,
         vary=vary,
+        time_rounds=grid.get("time_rounds", TIME_ROUNDS) if arguments.time_rounds is None else arguments.time_rounds,
     )
-    rounds = grid.get("time_rounds", 0) if arguments.time_rounds is None else arguments.time_rounds
-    return go_on(comparison, arguments, time_rounds=rounds)
+    return go_on(comparison, arguments)
 
 
-def go_on(comparison: Comparison, arguments: argparse.Namespace, *, time_rounds: int = 0) -> int:
+def go_on(comparison: Comparison, arguments: argparse.Namespace) -> int:
     """Train every cell that is not finished, write the tables, print them."""
     total = sum(cell.config.train.rounds for cell in comparison.cells)
     with (
@@ -87,8 +90,8 @@ def go_on(comparison: Comparison, arguments: argparse.Namespace, *, time_rounds:
             should_stop=should_stop,
         )
         stopped = should_stop()
-    if time_rounds and not stopped:
-        comparisons.time_rounds(comparison, time_rounds, lanes=arguments.lanes, device=arguments.device)
+    if not stopped and not failed:
+        comparisons.take_times(comparison, lanes=arguments.lanes, device=arguments.device)
     blocks = tables.blocks(comparison, comparisons.times(comparison))
     atomic_write(comparison.out / "results.csv", tables.csv_text(comparison))
     atomic_write(comparison.out / "table.md", tables.markdown(blocks))

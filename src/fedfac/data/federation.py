@@ -9,6 +9,7 @@ the number of clients.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -115,6 +116,7 @@ class Federation:
         classes: int | None,
         fingerprint: str,
         pool: Pool | None = None,
+        parts: Mapping[str, tuple[Index, Index]] | None = None,
     ) -> None:
         if not len(names):
             raise DataError("a federation needs at least one client; this one has none")
@@ -123,6 +125,7 @@ class Federation:
         self.classes = classes
         self.fingerprint = fingerprint
         self._pool = pool
+        self.parts = parts  # by client, (training, test) sample numbers of the one pool, where there is one
 
     def __len__(self) -> int:
         return len(self.names)
@@ -149,6 +152,16 @@ class Federation:
             return replace(data, pool=data.pool.to(device) if resident is None else resident)
 
         return Federation(client, names=self.names, classes=self.classes, fingerprint=self.fingerprint, pool=resident)
+
+    def partition_json(self) -> str | None:
+        """Who has which samples of the pool, as text for the record of a run; None for lazy clients."""
+        if self.parts is None:
+            return None
+        clients = {
+            name: {part: _plain(index) for part, index in zip(("train", "test"), both, strict=True)}
+            for name, both in self.parts.items()
+        }
+        return json.dumps({"fingerprint": self.fingerprint, "clients": clients})
 
     @classmethod
     def from_arrays(
@@ -339,7 +352,7 @@ class Federation:
 
         if validation_share:
             client(0)  # a share that is out of range fails now
-        return cls(client, names=names, classes=classes, fingerprint=check.hexdigest(), pool=pool)
+        return cls(client, names=names, classes=classes, fingerprint=check.hexdigest(), pool=pool, parts=parts)
 
     @classmethod
     def _pooled(
@@ -374,6 +387,12 @@ class _Numbers(Sequence[str]):
 
     def __getitem__(self, index: Any) -> Any:
         return str(range(self.n)[index])
+
+
+def _plain(index: Index) -> list[int] | dict[str, int]:
+    if isinstance(index, range):
+        return {"from": index.start, "to": index.stop}
+    return [int(i) for i in index]
 
 
 def _indices(index: Index) -> Tensor:
