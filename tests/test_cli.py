@@ -43,11 +43,11 @@ def test_help_does_not_import_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("[False, False]\n")
-    for command in ("demo", "run", "compare", "resume", "newcomers", "inspect"):
+    for command in ("demo", "run", "compare", "resume", "newcomers", "data", "inspect"):
         assert command in done.stdout
 
 
-@pytest.mark.parametrize("command", ["demo", "run", "compare", "resume", "newcomers", "inspect"])
+@pytest.mark.parametrize("command", ["demo", "run", "compare", "resume", "newcomers", "data", "inspect"])
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], command: str) -> None:
     status, out, _ = call(capsys, command, "--help")
     assert status == 0
@@ -134,7 +134,7 @@ def test_compare_prints_a_table_and_resume_goes_on_with_it(capsys: pytest.Captur
             "there is no data set 'digit', and no such CSV file, parquet file or folder. Did you mean 'digits'?",
         ),
         (["run", "--model", "cn"], "there is no model 'cn'. Did you mean 'cnn'?"),
-        (["run", "--partition", "dirichle"], "there is no partition 'dirichle'. Did you mean 'dirichlet'?"),
+        (["run", "--partition", "dirichle"], "there is no partition 'dirichle'. Did you mean 'dirichlet'"),
         (["run", "--clients", "2000"], "1797 samples cannot be dealt out to 2000 clients"),
         (["run", "--alpha", "0"], "alpha is 0.0"),
         (["run", "--layers", "9"], "its layers are 1 conv1, 2 conv2, 3 fc1, 4 fc2"),

@@ -113,8 +113,8 @@ def test_two_rounds_of_fedavg_equal_a_loop_written_out_in_plain_pytorch() -> Non
         optimizer="sgd",
         lr=0.05,
     )
-    for round in (1, 2):
-        mean, _ = plain_round(model, 0, round, draw_cohort(range(5), 3, 0, round))
+    for number in (1, 2):
+        mean, _ = plain_round(model, 0, number, draw_cohort(range(5), 3, 0, number))
         with torch.no_grad():
             for name, tensor in references(model).items():
                 tensor.copy_(mean[name] if tensor.is_floating_point() else mean[name].round())

@@ -151,7 +151,7 @@ class Anatomy:
         return frozenset(t for t, stage in self.stage.items() if stage > len(self.numbered) - self._count(layers))
 
     def _count(self, layers: int) -> int:
-        if not 0 <= layers <= len(self.numbered):
+        if not isinstance(layers, int) or not 0 <= layers <= len(self.numbered):
             raise LayerError(f"{layers} layers were asked for; the model has {len(self.numbered)}")
         return layers
 

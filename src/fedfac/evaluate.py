@@ -58,7 +58,7 @@ def score(
     correct = answers = 0
     outputs: list[Tensor] = []
     targets: list[Tensor] = []
-    for part in torch.split(index, BATCH):
+    for part in torch.split(index, BATCH) if len(index) else ():
         inputs, wanted = pool.batch(part)
         given = model(inputs)
         total += float(loss(given, wanted)) * len(part)
@@ -158,7 +158,10 @@ def mae(outputs: Tensor, targets: Tensor) -> Tensor:
 def r2(outputs: Tensor, targets: Tensor) -> Tensor:
     """Share of the targets' variance on this client that the model explains."""
     spread = (targets - targets.mean()).square().mean()
-    return 1 - mse(outputs, targets) / spread.clamp_min(torch.finfo(targets.dtype).tiny)
+    error = mse(outputs, targets)
+    if not bool(spread):
+        return (error == 0).to(error.dtype)
+    return 1 - error / spread
 
 
 METRICS: Mapping[str, Metric] = {"mse": mse, "mae": mae, "r2": r2}

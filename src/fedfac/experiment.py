@@ -17,7 +17,7 @@ from fedfac.data import sources
 from fedfac.data.federation import Federation, numbers
 from fedfac.errors import RunError
 from fedfac.method import Loss, Method
-from fedfac.preflight import hold_out_newcomers, name_of
+from fedfac.preflight import hold_out_newcomers, json_like, name_of
 from fedfac.result import Result
 from fedfac.rounds import Record, fit
 from fedfac.run import RunDirectory, read_config
@@ -112,6 +112,8 @@ def load(
         raise RunError(f"{path} has no whole round yet; there is nothing to load")
     check_same_tensors(references(template), saved.server)
     settings: dict[str, Any] = found["settings"]
+    if method is not None and json_like(method.describe()) != settings["method"]:
+        raise RunError(f"{path} was trained by the method {settings['method']}, not by {method}: give that one")
     same_loss = settings["local"]["loss"] == name_of(loss)
     names = found["names"] or numbers(settings["clients"])
     return Result(

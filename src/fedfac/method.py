@@ -55,6 +55,13 @@ def supervised(step: Step) -> Tensor:
     return step.loss(step.model(step.inputs), step.targets)
 
 
+def at_least_one(**numbers: int | None) -> None:
+    """Whole numbers from 1 up; None stands for a default."""
+    for name, value in numbers.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ConfigError(f"{name} is {value!r}; it is a whole number from 1 up")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Phase:
     """Some epochs of local training on some tensors; what a phase does not train is not stepped.

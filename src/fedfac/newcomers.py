@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from torch.func import functional_call
 from fedfac import evaluate
 from fedfac.data.federation import ClientData
 from fedfac.engine.store import Store
-from fedfac.errors import RunError
+from fedfac.errors import RunError, TrainingError
 from fedfac.method import Phase
 from fedfac.split import Split
 from fedfac.state import State, clone, load_state, references
@@ -47,42 +48,76 @@ def trained_copy(
     """A copy of the model that went from ``start`` through some phases on one client's data, in eval mode."""
     model = copy.deepcopy(template)
     load_state(model, start)
-    train_client(
-        model,
-        references(model),
-        data,
-        phases,
-        local,
-        received=clone(start),
-        split=split,
-        seeded=noise_of(model, phases, local, data, torch.device("cpu")),
-        seed=seed,
-        round=round,
-        client=client,
-        device=torch.device("cpu"),
-        purpose=purpose,
-    )
+    with _as_in_a_lane():
+        outcome = train_client(
+            model,
+            references(model),
+            data,
+            phases,
+            local,
+            received=clone(start),
+            split=split,
+            seeded=noise_of(model, phases, local, data, torch.device("cpu")),
+            seed=seed,
+            round=round,
+            client=client,
+            device=torch.device("cpu"),
+            purpose=purpose,
+        )
+    if outcome.problem is not None:
+        raise TrainingError(f"the client's model did not stay finite ({outcome.problem}): lower the learning rate")
     return model.eval()
 
 
-class Ensemble(nn.Module):
-    """The mean of the clients' predicted probabilities, as its logarithm (so that it is a classifier's output)."""
+@contextmanager
+def _as_in_a_lane() -> Iterator[None]:
+    """One intra-op thread, and gradients whatever the caller has switched off: the same bits as in a round."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
-    def __init__(self, template: nn.Module, server: State, split: Split, store: Store, clients: Sequence[int]) -> None:
+
+def for_epochs(phases: Sequence[Phase], epochs: int | None) -> tuple[Phase, ...]:
+    """The phases, each that trains at all for that many epochs; None leaves them as they are."""
+    return tuple(p if epochs is None or p.epochs == 0 else replace(p, epochs=epochs) for p in phases)
+
+
+class Ensemble(nn.Module):
+    """The mean of the clients' predicted probabilities, as its logarithm (so that it is a classifier's output).
+
+    For real targets it is the mean of their outputs.
+    """
+
+    def __init__(
+        self,
+        template: nn.Module,
+        server: State,
+        split: Split,
+        store: Store,
+        clients: Sequence[int],
+        *,
+        classes: bool = True,
+    ) -> None:
         super().__init__()
         self.template = copy.deepcopy(template).eval()
         self._server, self._split, self._store = server, split, store
         self.clients = list(clients)
+        self.classes = classes
         if not self.clients:
             raise RunError("no client has trained yet, so there is nothing to make an ensemble of")
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """log of the mean of softmax over clients."""
-        outputs = (functional_call(self.template, state, (inputs,)).softmax(1) for state in self._states())
-        total: Tensor = next(outputs)
-        for probabilities in outputs:
-            total = total + probabilities
-        return (total / len(self.clients)).clamp_min(torch.finfo(total.dtype).tiny).log()
+        """log of the mean of softmax over clients; for real targets the mean of the outputs."""
+        total: Tensor | float = 0.0
+        for state in self._states():
+            output: Tensor = functional_call(self.template, state, (inputs,))
+            total = total + (output.softmax(1) if self.classes else output)
+        mean = torch.as_tensor(total) / len(self.clients)
+        return mean.clamp_min(torch.finfo(mean.dtype).tiny).log() if self.classes else mean
 
     def _states(self) -> Iterator[State]:
         for client in self.clients:
@@ -116,7 +151,7 @@ def serve(result: Result, *, epochs: int | None = None) -> dict[str, dict[str, A
                     result.template,
                     result.server,
                     result.split,
-                    plan.newcomer,
+                    for_epochs(plan.newcomer, epochs),
                     local,
                     data,
                     seed=result.seed,

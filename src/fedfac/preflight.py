@@ -12,6 +12,7 @@ from torch import nn
 
 from fedfac.data.federation import Federation
 from fedfac.errors import ConfigError, ModelError
+from fedfac.method import at_least_one
 from fedfac.seeds import stream
 from fedfac.training import Local
 
@@ -54,13 +55,6 @@ def tested_clients(clients: range | list[int], number: int | None, seed: int) ->
     at_least_one(evaluate_clients=number)
     chosen = stream(seed, "tested").choice(len(clients), number, replace=False, shuffle=False)
     return sorted(clients[i] for i in chosen.tolist())
-
-
-def at_least_one(**numbers: int) -> None:
-    """Whole numbers from 1 up."""
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name} is {value!r}; it is a whole number from 1 up")
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import Dataset
@@ -17,7 +18,7 @@ from fedfac.data.federation import ClientArrays, ClientData, Federation, one_cli
 from fedfac.engine.store import Store
 from fedfac.errors import DataError, RunError, did_you_mean
 from fedfac.method import Plan
-from fedfac.newcomers import Ensemble, trained_copy
+from fedfac.newcomers import Ensemble, for_epochs, trained_copy
 from fedfac.split import Split
 from fedfac.state import State, load_state
 from fedfac.training import Local
@@ -53,7 +54,8 @@ class Result:
         """
         number = self._index(client)
         state = self.state(number)
-        if self.plan is None or not self.plan.refresh:
+        tuned = any(r.get("test", {}).get("model") == "fine-tuned" for r in self.records)
+        if not tuned and (self.plan is None or not self.plan.refresh):
             model = copy.deepcopy(self.template)
             load_state(model, state)
             return model.eval()
@@ -84,15 +86,16 @@ class Result:
         labels cannot train: use :meth:`ensemble`.
         """
         plan, local = self._known()
-        if isinstance(train_data, torch.Tensor) or (isinstance(train_data, tuple) and len(train_data) < 2):
+        if isinstance(train_data, torch.Tensor | np.ndarray) or (isinstance(train_data, tuple) and len(train_data) < 2):
             raise DataError("these samples have no labels, so nothing can be trained on them: use result.ensemble()")
-        data = train_data if isinstance(train_data, ClientData) else one_client(train_data)
+        classes = None if self.federation is None else self.federation.classes
+        data = train_data if isinstance(train_data, ClientData) else one_client(train_data, classes)
         local = local if epochs is None else replace(local, epochs=epochs)
         return trained_copy(
             self.template,
             self.server,
             self.split,
-            plan.newcomer,
+            for_epochs(plan.newcomer, epochs),
             local,
             data,
             seed=self.seed,
@@ -107,8 +110,11 @@ class Result:
         if self.split.kept:
             chosen = [client for client in everyone if self.store.get(client) is not None]
         else:
-            chosen = everyone[:1]  # one global model: every member would be the same
-        return Ensemble(self.template, self.server, self.split, self.store, chosen)
+            trained = any(r["round"] > 0 for r in self.records)
+            chosen = everyone[:1] if trained else []  # one global model: every member would be the same
+        tests = [r["test"] for r in self.records if "loss" in r.get("test", {})]
+        classes = all("accuracy" in test for test in tests)
+        return Ensemble(self.template, self.server, self.split, self.store, chosen, classes=classes)
 
     @property
     def splits(self) -> dict[int, Split]:
@@ -141,8 +147,10 @@ class Result:
         return evaluate.headline([r["test"]["accuracy"] for r in self.records if "accuracy" in r.get("test", {})])
 
     def _known(self) -> tuple[Plan, Local]:
-        if self.plan is None or self.local is None:
+        if self.plan is None:
             raise RunError("the run was loaded without its method: fedfac.load(path, model, method=...)")
+        if self.local is None:
+            raise RunError("the run was loaded without its loss: fedfac.load(path, model, loss=...)")
         return self.plan, self.local
 
     def _index(self, client: int | str) -> int:

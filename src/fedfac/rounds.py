@@ -30,10 +30,9 @@ from fedfac.engine.lanes import LaneEngine, pick_device, pick_lanes
 from fedfac.engine.protocol import Engine
 from fedfac.engine.store import MemoryStore, Store
 from fedfac.errors import ConfigError, TrainingError
-from fedfac.method import Loss, Method
+from fedfac.method import Loss, Method, at_least_one
 from fedfac.methods import fedfac as default_method
 from fedfac.preflight import (
-    at_least_one,
     check_fits,
     cohort_size,
     hold_out_newcomers,

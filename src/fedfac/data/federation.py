@@ -401,10 +401,10 @@ def _indices(index: Index) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(index, dtype=np.int64))
 
 
-def one_client(samples: ClientArrays | Dataset[Any]) -> ClientData:
+def one_client(samples: ClientArrays | Dataset[Any], classes: int | None = None) -> ClientData:
     """A client outside of any federation, all of whose samples are for training."""
     x, y = samples[:2] if isinstance(samples, tuple) else _read("new", samples)
-    return Federation.from_arrays([(x, y)], test_share=0.0).client(0)
+    return Federation.from_arrays([(x, y)], test_share=0.0, classes=classes).client(0)
 
 
 def numbers(n: int) -> Sequence[str]:

@@ -107,7 +107,7 @@ def cut(samples: Samples, config: DataConfig, *, seed: int) -> dict[str, tuple[I
     if how == "natural":
         return _natural(samples, config, seed)
     if samples.labels is None:
-        raise DataError(f"{samples.name} has no class labels to cut it by {how!r}: use its natural clients, or iid")
+        raise DataError(f"{samples.name} has no class labels to cut it by {how!r}: use its natural clients")
     function = partition.by_name(how)
     clients = config.clients or (SOURCES[config.name].clients if config.name in SOURCES else 100)
     parameters = {name: getattr(config, name) for name in _PARAMETERS.get(how, ())}

@@ -41,8 +41,6 @@ METHODS: Mapping[str, Callable[..., Method]] = {
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> Method:
     """A method by its name; an option that it does not have fails with the nearest one that it has."""
-    if name not in METHODS:
-        raise ConfigError(f"there is no method {name!r}. {did_you_mean(name, METHODS)}")
     known = options_of(name)
     for key in options or {}:
         if key not in known:
@@ -52,6 +50,8 @@ def build(name: str, options: Mapping[str, Any] | None = None) -> Method:
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:
     """The options of a method: its builder's keywords, without those that the name already fixes."""
+    if name not in METHODS:
+        raise ConfigError(f"there is no method {name!r}. {did_you_mean(name, METHODS)}")
     builder = METHODS[name]
     fixed = builder.keywords if isinstance(builder, partial) else {}
     return {k: p for k, p in inspect.signature(builder).parameters.items() if k not in fixed}

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from fedfac.errors import ConfigError
-from fedfac.method import Method, Phase, Plan, Step, supervised
+from fedfac.method import Method, Phase, Plan, Step, at_least_one, supervised
 from fedfac.split import Split
 
 
@@ -51,7 +51,7 @@ class proximal:  # noqa: N801  (an objective is used like a function)
     """ℓ(w) + ½μ‖w − wᵗ‖² over the parameters."""
 
     def __init__(self, mu: float) -> None:
-        if not mu >= 0:
+        if not 0 <= mu < float("inf"):
             raise ConfigError(f"mu is {mu}; the weight of the proximal term is a number from 0 (FedAvg) up")
         self.mu = mu
 
@@ -74,8 +74,7 @@ def _global(name: str, phase: Phase, eta_g: float, options: dict[str, Any]) -> M
 
 
 def _finetuned(name: str, phase: Phase, epochs: int | None, eta_g: float, options: dict[str, Any]) -> Method:
-    if epochs is not None and epochs < 1:
-        raise ConfigError(f"finetune_epochs is {epochs}; it is a whole number from 1 up")
+    at_least_one(finetune_epochs=epochs)
     tuning = (Phase(objective=phase.objective, epochs=epochs),)
     return Method(
         name=name,

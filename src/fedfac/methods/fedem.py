@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedfac.anatomy import Anatomy
-from fedfac.errors import ConfigError, ModelError
-from fedfac.method import Begin, Loss, Method, Phase, Plan, Step
+from fedfac.errors import ModelError
+from fedfac.method import Begin, Loss, Method, Phase, Plan, Step, at_least_one
 from fedfac.seeds import global_stream
 from fedfac.split import Split
+from fedfac.state import references, same
 
 BATCH = 512
 TOLERANCE = 1e-5
@@ -45,20 +46,27 @@ class Mixture(nn.Module):
                 for module in component.modules():
                     if callable(reset := getattr(module, "reset_parameters", None)):
                         reset()
+        if any(same(references(copies[0]), references(c)) for c in copies[1:]):
+            raise ModelError(
+                "FedEM's components must start from different weights, but no module of this model has a "
+                "reset_parameters to draw them anew"
+            )
         self.components = nn.ModuleList(copies)
         self.register_buffer("pi", torch.full((components,), 1 / components, dtype=torch.float64))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """log Σ_m π_m·softmax of component m."""
-        logs = torch.stack([component(inputs).log_softmax(1) for component in self.components])
+        outputs = [component(inputs) for component in self.components]
+        if outputs[0].shape[1] < 2:
+            raise ModelError("FedEM mixes the probabilities of classes; this model has one output (a regression)")
+        logs = torch.stack([output.log_softmax(1) for output in outputs])
         weights = self.pi.to(logs.dtype).clamp_min(torch.finfo(logs.dtype).tiny).log()
         return torch.logsumexp(logs + weights.reshape(-1, *[1] * (logs.ndim - 1)), dim=0)
 
 
 def fedem(*, components: int = 3, component_seed: int = 0, eta_g: float = 1.0) -> Method:
     """FedEM with ``components`` components; the paper takes 3."""
-    if components < 1:
-        raise ConfigError(f"components is {components}; a mixture has at least one")
+    at_least_one(components=components)
 
     def plan(anatomy: Anatomy) -> Plan:
         settle = Phase(epochs=0, before=settle_shares)
@@ -113,7 +121,8 @@ def per_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """A mean loss, taken of every sample by itself."""
     if "reduction" in inspect.signature(loss).parameters:
         each = loss(outputs, targets, reduction="none")  # type: ignore[call-arg]
-        return each.flatten(1).mean(1) if each.ndim > 1 else each
+        if each.ndim == 1:
+            return each
     one: Tensor = vmap(lambda o, t: loss(o[None], t[None]))(outputs, targets)
     return one
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError
-from fedfac.method import PERSONAL, Method, Phase, Plan
+from fedfac.method import PERSONAL, Method, Phase, Plan, at_least_one
 from fedfac.split import Split
 
 
@@ -37,10 +37,7 @@ def fedrep(
     *, personal_layers: int = 1, head_epochs: int | None = None, body_epochs: int = 1, eta_g: float = 1.0
 ) -> Method:
     """FedPer's split; first the head (by default for the run's local epochs), then the body."""
-    if body_epochs < 1 or (head_epochs is not None and head_epochs < 1):
-        raise ConfigError(
-            f"head_epochs is {head_epochs} and body_epochs {body_epochs}; both are whole numbers from 1 up"
-        )
+    at_least_one(head_epochs=head_epochs, body_epochs=body_epochs)
 
     def plan(anatomy: Anatomy) -> Plan:
         head = anatomy.last(personal_layers)
@@ -83,6 +80,7 @@ def fedbn(*, eta_g: float = 1.0) -> Method:
 
 def fedbabu(*, finetune_epochs: int | None = None, finetune: str = "all", eta_g: float = 1.0) -> Method:
     """A body trained against a fixed random head; the client fine-tunes ``"all"`` or only the ``"head"``."""
+    at_least_one(finetune_epochs=finetune_epochs)
     if finetune not in ("all", "head"):
         raise ConfigError(f"finetune is {finetune!r}; allowed: all, head")
 

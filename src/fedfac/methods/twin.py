@@ -26,7 +26,7 @@ from torch.func import functional_call
 
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError, ModelError
-from fedfac.method import Begin, Method, Phase, Plan, Step
+from fedfac.method import Begin, Method, Phase, Plan, Step, at_least_one
 from fedfac.split import Split
 from fedfac.state import copy_into, references
 
@@ -87,6 +87,7 @@ class Mixed(Twin):
 def ditto(*, lam: float = 0.1, personal_epochs: int | None = None, eta_g: float = 1.0) -> Method:
     """A global model, and beside it an own one that is held near it with strength λ."""
     _not_negative("lam", lam)
+    at_least_one(personal_epochs=personal_epochs)
 
     def objective(step: Step) -> Tensor:
         twin = _twin(step.model)
@@ -108,6 +109,7 @@ def ditto(*, lam: float = 0.1, personal_epochs: int | None = None, eta_g: float 
 
 def apfl(*, mix: float = 0.5, personal_epochs: int | None = None, eta_g: float = 1.0) -> Method:
     """A mixture of an own and the global model, whose share α (``mix`` is its start) each client learns."""
+    at_least_one(personal_epochs=personal_epochs)
     if not 0 <= mix <= 1:
         raise ConfigError(f"mix is {mix}; the share of the own model is a number from 0 to 1")
 
@@ -115,16 +117,17 @@ def apfl(*, mix: float = 0.5, personal_epochs: int | None = None, eta_g: float =
         twin = _twin(step.model)
         if isinstance(twin, Mixed):
             with torch.no_grad():
-                twin.alpha.clamp_(0, 1)
+                twin.alpha.clamp_(0, 1)  # the gradient is taken within [0, 1]
         return step.loss(twin.predict(step.inputs), step.targets)
 
     def plan(anatomy: Anatomy) -> Plan:
         shared, own = _parts(anatomy)
         fit_own = Phase(trains=own, epochs=personal_epochs, objective=objective, before=_begin)
+        clamp = Phase(epochs=0, before=_clamp)  # the last step may have left [0, 1]
         return Plan(
             split=Split.of(anatomy, personal=own),
-            phases=(Phase(trains=shared, objective=_global_objective, before=_begin), fit_own),
-            newcomer=(fit_own,),
+            phases=(Phase(trains=shared, objective=_global_objective, before=_begin), fit_own, clamp),
+            newcomer=(fit_own, clamp),
         )
 
     options = {"mix": mix, "personal_epochs": personal_epochs, "eta_g": eta_g}
@@ -147,7 +150,7 @@ def pfedme(*, lam: float = 15.0, eta_g: float = 1.0) -> Method:
         fit_own = Phase(trains=own, objective=objective, before=_begin)
         return Plan(
             split=Split.of(anatomy, personal=own),
-            phases=(Phase(objective=objective, before=_begin),),
+            phases=(Phase(objective=objective, before=_begin), Phase(epochs=0, before=_share_statistics)),
             newcomer=(fit_own,),
         )
 
@@ -166,6 +169,19 @@ def _parts(anatomy: Anatomy) -> tuple[frozenset[str], frozenset[str]]:
     return shared, frozenset(anatomy.shapes) - shared
 
 
+def _share_statistics(begin: Begin) -> None:
+    """The shared copy is never run, so its normalisation takes the statistics that the own one has seen."""
+    twin = _twin(begin.model)
+    copy_into(dict(twin.shared.named_buffers()), dict(twin.own.named_buffers()))
+
+
+@torch.no_grad()
+def _clamp(begin: Begin) -> None:
+    twin = _twin(begin.model)
+    if isinstance(twin, Mixed):
+        twin.alpha.clamp_(0, 1)
+
+
 def _begin(begin: Begin) -> None:
     _twin(begin.model).begin()
 
@@ -175,5 +191,5 @@ def _global_objective(step: Step) -> Tensor:
 
 
 def _not_negative(name: str, value: float) -> None:
-    if not value >= 0:
+    if not 0 <= value < float("inf"):
         raise ConfigError(f"{name} is {value}; it is a number from 0 up")
