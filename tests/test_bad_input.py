@@ -27,7 +27,7 @@ def fit(tmp_path: Path, *, model: nn.Module | None = None, federation: Any = Non
         (lambda: make_fedfac(layers=[9]), LayerError, "no layer 9: its layers are 1 0, 2 4, 3 7"),
         (lambda: make_fedfac(layers=["5"]), LayerError, "'5' is a ReLU and has no hidden elements"),
         (lambda: make_fedfac(layers=["conv"]), LayerError, "no layer 'conv'. Known: 0, 4, 7."),
-        (lambda: make_fedfac(layers=2), ConfigError, "layers is 2; give a list"),
+        (lambda: methods.build("fedfac", {"layers": 2}), ConfigError, "layers is 2; give a list"),
         (lambda: make_fedfac(tau="150%"), ConfigError, "tau is '150%'; allowed: a quantile from '0%' to '100%'"),
         (lambda: make_fedfac(tau=-1), ConfigError, "tau is -1"),
         (lambda: make_fedfac(tau="half"), ConfigError, "tau is 'half'"),

@@ -169,7 +169,12 @@ def test_only_sums_cross_to_the_server(name: str) -> None:
         crossings.append(Crossing(inner))
         store = inner.store  # type: ignore[attr-defined]
         put = store.put
-        store.put = lambda client, state: (kept.append(state), put(client, state))
+
+        def keep(client: int, state: State) -> None:
+            kept.append(state)
+            put(client, state)
+
+        store.put = keep
         return crossings[0]
 
     method = methods.build(name)

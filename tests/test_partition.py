@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,16 +19,13 @@ from fedfac.data import partition
 from fedfac.data.partition import (
     PARTITIONS,
     by_name,
-    digest,
     dirichlet,
     dirichlet_by_class,
     hold_out,
     iid,
-    load,
     natural,
     pathological,
     quantity,
-    save,
     shards,
 )
 from fedfac.errors import ConfigError, DataError
@@ -595,7 +590,7 @@ def test_more_shards_than_samples_are_refused() -> None:
     )
 
 
-# --- natural clients, and files ------------------------------------------------------------------------------------
+# --- natural clients ------------------------------------------------------------------------------------
 
 
 def test_natural_clients_that_are_too_small_are_dropped() -> None:
@@ -606,52 +601,3 @@ def test_natural_clients_that_are_too_small_are_dropped() -> None:
     )
     with pytest.raises(ConfigError, match=r"min_samples is 2\.5"):
         natural(ids, min_samples=2.5)  # type: ignore[arg-type]
-
-
-@LAWS
-@given(st.lists(st.lists(st.integers(0, 1000), unique=True, max_size=6), max_size=6))
-def test_a_partition_file_gives_back_what_was_saved(tmp_path_factory: pytest.TempPathFactory, rows: Any) -> None:
-    path = tmp_path_factory.mktemp("parts") / "parts.json"
-    parts = [np.array(sorted(part), dtype=np.int64) for part in rows]
-    save(parts, path)
-    found = load(path)
-    assert lists(found) == lists(parts)
-    assert all(part.dtype == np.int64 for part in found)
-    assert digest(found) == digest(parts)
-    assert [p.name for p in path.parent.iterdir()] == ["parts.json"]
-
-
-def test_the_digest_tells_partitions_apart() -> None:
-    one = [np.array([0, 1]), np.array([2])]
-    others: list[list[list[int]]] = [[[0], [1, 2]], [[2], [0, 1]], [[0, 1], [3]], [[0, 1], [2], []], [[0, 1, 2]]]
-    assert digest(one) == digest([np.array([1, 0]), np.array([2], dtype=np.int32)])
-    assert digest(one) not in {digest([np.array(part, dtype=np.int64) for part in other]) for other in others}
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (lambda f: {**f, "clients": [[0, 1], [3]]}, "was changed after it was written"),
-        (lambda f: {**f, "clients": [[0, 1.5], [2]]}, "does not list sample numbers"),
-        (lambda f: {**f, "clients": None}, "does not list sample numbers"),
-        (lambda f: {**f, "clients": [[2**70]]}, "does not list sample numbers"),
-        (lambda f: {"format": f["format"]}, "does not list sample numbers"),
-        (lambda f: {**f, "format": "other"}, "is not a partition file"),
-        (lambda f: [1, 2], "is not a partition file"),
-    ],
-)
-def test_a_partition_file_that_is_broken_is_refused(tmp_path: Path, change: Any, text: str) -> None:
-    path = tmp_path / "parts.json"
-    save([np.array([0, 1]), np.array([2])], path)
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
-    assert text in message(DataError, lambda: load(path))
-
-
-def test_partition_files_that_cannot_be_read_or_written_say_so(tmp_path: Path) -> None:
-    parts = [np.array([0, 1])]
-    assert message(DataError, lambda: load(tmp_path / "no.json")).startswith("there is no partition file")
-    (tmp_path / "half.json").write_text('{"format": "fedfac pa')
-    assert "cannot be read" in message(DataError, lambda: load(tmp_path / "half.json"))
-    assert "cannot be written" in message(DataError, lambda: save(parts, tmp_path / "no folder" / "parts.json"))
-    text = message(DataError, lambda: save({"a": parts[0]}, tmp_path / "parts.json"))  # type: ignore[arg-type]
-    assert text == "a partition is a list of index arrays, this is a mapping: give list(parts.values())"

@@ -20,14 +20,10 @@ rows that are shuffled together with their ids are dealt out to the same clients
 
 from __future__ import annotations
 
-import hashlib
-import json
 import operator
-import os
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -193,61 +189,6 @@ def hold_out(index: Index, share: float, *, seed: int, client: int, purpose: str
     order = stream(seed, purpose, client).permutation(index)
     n = min(round(share * len(index)), len(index) - 1)
     return np.sort(order[n:]), np.sort(order[:n])
-
-
-# --- a partition as a file -----------------------------------------------------------------------------------------
-
-
-def digest(parts: Sequence[Index]) -> str:
-    """A checksum of who has which samples.
-
-    >>> digest([np.array([0, 2]), np.array([1])])
-    '36054a58ca8b395bc0db78d5ea2d7f9d'
-    """
-    check = hashlib.blake2b(digest_size=16)
-    for part in _arrays(parts):
-        check.update(f"{len(part)}|".encode() + np.sort(part).astype("<i8").tobytes())
-    return check.hexdigest()
-
-
-def save(parts: Sequence[Index], path: str | Path) -> None:
-    """Write a partition as a JSON file of sample numbers per client, whole or not at all."""
-    arrays = _arrays(parts)
-    text = json.dumps({"format": FORMAT, "digest": digest(arrays), "clients": [part.tolist() for part in arrays]})
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text)
-        temporary.replace(path)
-    except OSError as error:
-        raise DataError(f"the partition cannot be written to {path}: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def load(path: str | Path) -> list[Index]:
-    """Read what :func:`save` wrote; a file that was changed or cut off fails."""
-    try:
-        found = json.loads(Path(path).read_bytes())
-    except FileNotFoundError as error:
-        raise DataError(f"there is no partition file {path}") from error
-    except (OSError, ValueError) as error:
-        raise DataError(f"the partition file {path} cannot be read: {error}") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise DataError(f"{path} is not a partition file: it does not say {FORMAT!r}")
-    try:
-        parts = [np.array([operator.index(i) for i in part], dtype=np.int64) for part in found["clients"]]
-    except (KeyError, TypeError, OverflowError) as error:
-        raise DataError(f"the partition file {path} does not list sample numbers for every client") from error
-    if digest(parts) != found.get("digest"):
-        raise DataError(f"the partition file {path} was changed after it was written: its digest does not fit")
-    return parts
-
-
-def _arrays(parts: Sequence[Index]) -> list[Index]:
-    if isinstance(parts, Mapping):
-        raise DataError("a partition is a list of index arrays, this is a mapping: give list(parts.values())")
-    return [np.asarray(part, dtype=np.int64) for part in parts]
 
 
 # --- checks --------------------------------------------------------------------------------------------------------
