@@ -118,7 +118,7 @@ def markdown(tables: Sequence[Block]) -> str:
             cells = [row[c].text(("**", "**")) if c in row else "-" for c in block.columns]
             lines.append(f"| {method} | {block.models[method]} | {' | '.join(cells)} |")
         lines.append("")
-    return "\n".join(lines) + NOTE + (TIME_NOTE if _timed(tables) else "") + "\n"
+    return "\n".join([*lines, NOTE + (TIME_NOTE if _timed(tables) else ""), ""])
 
 
 def latex(tables: Sequence[Block]) -> str:
