@@ -1,6 +1,6 @@
 """Train FedAvg, local-only, FedFac static and FedFac dynamic on the embedded digits, and compare them.
 
-60 clients see two or three digits each, 30 images in all; the table says what personalisation is worth.
+60 clients have 29 images of three digits each, on average; the table says what personalisation is worth.
 """
 
 from __future__ import annotations
