@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedfac.data import vision
+from fedfac.data import image_parquet, vision
 from fedfac.data.federation import ArrayPool, Federation
 from fedfac.data.samples import Samples
 from fedfac.data.vision import FlipAndCrop, ImageSet, Normalise, flip_and_crop
@@ -132,7 +132,7 @@ def test_pixels_and_labels_are_exact_and_training_comes_first(tmp_path: Path, fo
 
 
 def test_parts_of_a_file_and_many_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vision, "_ROWS", 3)
+    monkeypatch.setattr(image_parquet, "_ROWS", 3)
     pixels = noise(50, (3, 32, 32))
     labels = [i % 10 for i in range(50)]
     names = ["train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"]

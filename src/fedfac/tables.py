@@ -25,8 +25,8 @@ CLASSIFICATION = ("last", "best", "mean", "std", "worst_decile", "jain")
 NOTE = (
     "Accuracy over all test samples: mean of the last 10 evaluations, and best mean of 10 in a row (picked on test "
     "data, as the paper does). Mean, std, worst decile (mean of the worst tenth) and Jain's index are over clients, "
-    "last evaluation. ± is the standard deviation over seeds. Best in bold; * marks methods whose clients do worse than "
-    "those of the best one (one-sided Wilcoxon signed-rank test, paired by seed and client, p < 0.05)."
+    "last evaluation. ± is the standard deviation over seeds. Best in bold; * marks methods whose clients do worse "
+    "than those of the best one (one-sided Wilcoxon signed-rank test, paired by seed and client, p < 0.05)."
 )
 TIME_NOTE = " time: seconds a round relative to FedAvg's, methods alternating."
 
