@@ -42,7 +42,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The nearest known name as a question, or everything that is known.
 
     >>> did_you_mean("fedfca", ["fedavg", "fedfac"])
-    "Did you mean 'fedfac'?"
+    "Did you mean 'fedfac' or 'fedavg'?"
     >>> did_you_mean("zzz", ["fedavg", "fedfac"])
     'Known: fedavg, fedfac.'
     """

@@ -127,8 +127,8 @@ def worst_decile(values: Sequence[float]) -> float:
 def headline(values: Sequence[float], window: int = WINDOW) -> dict[str, float]:
     """Best mean of ``window`` consecutive evaluations (picked on these very data), and mean of the last ones.
 
-    >>> headline([0.1, 0.9, 0.8, 0.3], window=2)
-    {'best': 0.85, 'last': 0.55}
+    >>> headline([0.25, 1.0, 0.5, 0.25], window=2)
+    {'best': 0.75, 'last': 0.375}
     """
     if not values:
         return {}

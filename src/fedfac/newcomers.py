@@ -46,9 +46,9 @@ def trained_copy(
     purpose: str,
 ) -> nn.Module:
     """A copy of the model that went from ``start`` through some phases on one client's data, in eval mode."""
-    model = copy.deepcopy(template)
-    load_state(model, start)
     with _as_in_a_lane():
+        model = copy.deepcopy(template)
+        load_state(model, start)
         outcome = train_client(
             model,
             references(model),
