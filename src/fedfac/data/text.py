@@ -23,7 +23,6 @@ the training text.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,6 +38,7 @@ from torch import Tensor
 
 from fedfac.data.federation import Index
 from fedfac.data.files import Source, find
+from fedfac.data.leaf import users_of
 from fedfac.data.samples import Samples
 from fedfac.errors import ConfigError, DataError
 
@@ -312,20 +312,12 @@ def _leaf_rows(files: Iterable[Path], window: int) -> Iterator[tuple[_Role, Code
 
 
 def _leaf_users(path: Path) -> dict[str, tuple[list[str], list[str]]]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, OSError) as error:
-        raise DataError(f"{path} is not JSON: {error}. Is the file whole? Make or download it again") from error
-    found = sorted(content) if isinstance(content, dict) else type(content).__name__
-    if not isinstance(content, dict) or not isinstance(content.get("user_data"), dict):
-        raise DataError(f"{path} has {found}; wanted: LEAF's 'users', 'num_samples' and 'user_data'")
     users = {}
-    for user in content.get("users", list(content["user_data"])):
-        data = content["user_data"].get(user)
-        x, y = (_strings(data.get(name)) if isinstance(data, dict) else None for name in ("x", "y"))
+    for user, data in users_of(path).items():
+        x, y = (_strings(data.get(name)) for name in ("x", "y"))
         if x is None or y is None or len(x) != len(y):
             raise DataError(f"{path}: user {user!r} needs lists 'x' and 'y' of texts, one y for every x")
-        users[str(user)] = (x, y)
+        users[user] = (x, y)
     return users
 
 

@@ -7,8 +7,8 @@ Training and test files are pooled, the training files first (60,000 of MNIST's 
 samples, 50,000 of CIFAR's 60,000); the paper cuts the pool into clients and holds out a share of each. Pixels
 stay bytes: they are decoded once, cached (:func:`fedfac.data.files.cached`) and normalised batch by batch.
 
-The files are the hub's parquet files, or the official CIFAR archives. Nothing in an archive is unpacked to
-disk, and the pickles of the Python archives are read without running anything they ask for.
+The files are the hub's parquet files, the official CIFAR archives, or LEAF's JSON (FEMNIST). Nothing in an archive
+is unpacked to disk, and the pickles of the Python archives are read without running anything they ask for.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from fedfac.data.federation import ArrayPool
 from fedfac.data.files import Source, cached, find
 from fedfac.data.image_parquet import read_parquet
 from fedfac.data.images import FlipAndCrop, ImageSet, Normalise, flip_and_crop
+from fedfac.data.leaf import read_images as read_leaf
 from fedfac.data.samples import Samples
 
 __all__ = [
@@ -157,7 +158,9 @@ FASHION_MNIST = ImageSet(
 )
 
 FEMNIST = ImageSet(
-    source=_source("femnist", "flwrlabs/femnist", "df739a2b09df2b5cc1ec93107659b9a9a8566487", "data", ("train",)),
+    source=_source(
+        "femnist", "flwrlabs/femnist", "df739a2b09df2b5cc1ec93107659b9a9a8566487", "data", ("train",), ("*.json",)
+    ),
     image="image",
     label="character",
     shape=(1, 28, 28),
@@ -215,7 +218,12 @@ def load(images: ImageSet, *, data_dir: Path | None = None, augment: bool = Fals
 def _read(files: Sequence[Path], images: ImageSet) -> dict[str, Tensor]:
     """Everything that is cached, from whichever kind of file there is."""
     members = images.archives.get(files[0].name)
-    data = read_parquet(files, images) if members is None else read_archive(files[0], members, images)
+    if members is not None:
+        data = read_archive(files[0], members, images)
+    elif files[0].suffix == ".json":
+        data = read_leaf(files, images)
+    else:
+        data = read_parquet(files, images)
     digest = ArrayPool(data["inputs"], data["targets"]).fingerprint()
     return data | {"fingerprint": torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)}
 
