@@ -134,31 +134,15 @@ def serve(result: Result, *, epochs: int | None = None) -> dict[str, dict[str, A
     if plan is None or federation is None or local is None:
         raise RunError("serving newcomers needs the run's method, federation and loss: fedfac.load(path, model, ...)")
     if not result.newcomers:
-        raise RunError(
-            "no client was kept out of training: train with newcomers=0.1 (--newcomers 0.1) to hold some out"
-        )
-    local = local if epochs is None else replace(local, epochs=epochs)
-    made = result.ensemble() if "ensemble" in plan.newcomer_rules else None
+        raise RunError("no client was kept out of training: train with newcomers=0.1 (--newcomers 0.1)")
     figures: dict[str, dict[str, Any]] = {}
     for rule in plan.newcomer_rules:
+        together = result.ensemble() if rule == "ensemble" else None
         scores = []
         for client in result.newcomers:
             data = federation.client(client)
-            if rule == "ensemble" and made is not None:
-                model: nn.Module = made
-            else:
-                model = trained_copy(
-                    result.template,
-                    result.server,
-                    result.split,
-                    for_epochs(plan.newcomer, epochs),
-                    local,
-                    data,
-                    seed=result.seed,
-                    client=client,
-                    purpose="adapt",
-                )
+            model = together or result.adapt(data, epochs=epochs, client=client)
             scores.append(evaluate.score(model, client, data.pool, data.test, local.loss, federation.classes))
         adapted = "adapted" if plan.newcomer else "global"
-        figures[rule] = evaluate.summary(scores, "ensemble" if rule == "ensemble" else adapted)
+        figures[rule] = evaluate.summary(scores, adapted if together is None else "ensemble")
     return figures

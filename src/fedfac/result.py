@@ -79,11 +79,13 @@ class Result:
         """The client's tensors: shared ones from the server, personal ones as it last trained them."""
         return self.split.overlay(self.server, self.store.get(self._index(client)))
 
-    def adapt(self, train_data: ClientArrays | Dataset[Any] | ClientData, *, epochs: int | None = None) -> nn.Module:
+    def adapt(
+        self, train_data: ClientArrays | Dataset[Any] | ClientData, *, epochs: int | None = None, client: int = -1
+    ) -> nn.Module:
         """A model for a client that was never there, from its own labelled samples, by the method's own rule.
 
-        ``train_data`` is ``(x, y)`` or a ``Dataset``; ``epochs`` defaults to those of the run. A newcomer without
-        labels cannot train: use :meth:`ensemble`.
+        ``train_data`` is ``(x, y)`` or a ``Dataset``; ``epochs`` defaults to those of the run; ``client`` is the
+        newcomer's number in the random streams. A newcomer without labels cannot train: use :meth:`ensemble`.
         """
         plan, local = self._known()
         if isinstance(train_data, torch.Tensor | np.ndarray) or (isinstance(train_data, tuple) and len(train_data) < 2):
@@ -99,7 +101,7 @@ class Result:
             local,
             data,
             seed=self.seed,
-            client=-1,
+            client=client,
             purpose="adapt",
         )
 
