@@ -532,3 +532,23 @@ def test_every_so_many_rounds_are_evaluated_and_the_last_one(every: int, wanted:
     )
     assert [record["round"] for record in result.records if "test" in record] == wanted
     assert result.metrics.column("round").to_pylist() == wanted
+
+
+def test_a_copy_that_does_not_stay_finite_while_it_is_tuned_is_not_evaluated() -> None:
+    """The learning rate of the fine-tuning explodes on one client; it predicts with the global model then."""
+    draws = torch.Generator()
+    clients = [(torch.randn(12, 3, generator=draws), torch.arange(12) % 2) for _ in range(3)]
+    clients[1] = (clients[1][0] * 1e38, clients[1][1])
+    federation = fedfac.Federation.from_arrays(clients)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    how: dict[str, Any] = {"rounds": 1, "epochs": 3, "optimizer": "sgd", "lr": 0.1, "batch_size": 4}
+    tuned = fedfac.fit(model, federation, method=methods.fedavg_plus(), **how)
+    plain = fedfac.fit(model, federation, method=methods.fedavg(), **how)
+    assert tuned.records[0]["left_out"].keys() == {"1"}
+    rows = [{row["client"]: row for row in result.clients} for result in (tuned, plain)]
+    assert rows[0]["1"]["accuracy"] == rows[1]["1"]["accuracy"]
+    assert rows[0]["0"]["loss"] != rows[1]["0"]["loss"]
+
+
+def test_one_metric_may_be_named_without_a_list() -> None:
+    assert list(named_metrics("mae", None)) == ["mae"]

@@ -252,3 +252,19 @@ def test_real_flower_partitioners() -> None:
     even = partitioner.IidPartitioner(4)
     even.dataset = dataset
     assert len(from_partitioner(even, label="y", inputs="a")) == 4
+
+
+def test_samples_become_a_federation_by_the_keys_of_a_config() -> None:
+    from fedfac.data.digits import digits
+    from fedfac.errors import ConfigError
+
+    samples = digits()
+    federation = samples.federation(partition="pathological", clients=20, classes_per_client=2, seed=3)
+    assert len(federation) == 20
+    labels = [set(federation.client(i).pool.batch(federation.client(i).train)[1].tolist()) for i in range(20)]
+    assert all(len(own) <= 2 for own in labels)
+    assert federation.fingerprint != samples.federation(clients=20).fingerprint
+    with pytest.raises(ConfigError, match="unknown key 'client_count' in"):
+        samples.federation(client_count=3)
+    with pytest.raises(ConfigError, match="digits has no natural clients"):
+        samples.federation(partition="natural")

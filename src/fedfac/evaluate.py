@@ -167,12 +167,13 @@ def r2(outputs: Tensor, targets: Tensor) -> Tensor:
 METRICS: Mapping[str, Metric] = {"mse": mse, "mae": mae, "r2": r2}
 
 
-def named_metrics(metrics: Mapping[str, Metric] | Sequence[str] | None, classes: int | None) -> dict[str, Metric]:
+def named_metrics(metrics: Mapping[str, Metric] | Sequence[str] | str | None, classes: int | None) -> dict[str, Metric]:
     """Metrics by name or as functions of (outputs, targets); by default MSE and R² where there are no classes."""
     if metrics is None:
         return {} if classes is not None else {"mse": mse, "r2": r2}
     if isinstance(metrics, Mapping):
         return dict(metrics)
+    metrics = [metrics] if isinstance(metrics, str) else metrics
     for name in metrics:
         if name not in METRICS:
             raise ConfigError(f"there is no metric {name!r}. {did_you_mean(name, METRICS)}")

@@ -15,7 +15,7 @@ from fedfac.anatomy import Anatomy
 from fedfac.config import Config
 from fedfac.data import sources
 from fedfac.data.federation import Federation, numbers
-from fedfac.errors import RunError
+from fedfac.errors import ModelError, RunError
 from fedfac.method import Loss, Method
 from fedfac.preflight import hold_out_newcomers, json_like, name_of
 from fedfac.result import Result
@@ -110,7 +110,14 @@ def load(
     saved = directory.checkpoint()
     if saved is None:
         raise RunError(f"{path} has no whole round yet; there is nothing to load")
-    check_same_tensors(references(template), saved.server)
+    try:
+        check_same_tensors(references(template), saved.server)
+    except ModelError as error:
+        if method is None:
+            raise ModelError(
+                f"{error} If its method wraps the model (FedEM, Ditto, ...), give that too: method="
+            ) from error
+        raise
     settings: dict[str, Any] = found["settings"]
     if method is not None and json_like(method.describe()) != settings["method"]:
         raise RunError(f"{path} was trained by the method {settings['method']}, not by {method}: give that one")

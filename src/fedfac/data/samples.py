@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedfac.data.federation import Augment, Index, Pool
+from fedfac.data.federation import Augment, Federation, Index, Pool
 
 
 @dataclass(frozen=True)
@@ -25,3 +25,14 @@ class Samples:
     fixed: Mapping[str, tuple[Index, Index]] | None = None  # clients whose (training, test) the data set itself decides
     augment: Augment | None = None
     class_names: tuple[str, ...] | None = None
+
+    def federation(self, *, seed: int = 0, **options: Any) -> Federation:
+        """Cut it into clients; the options are the keys of a config's ``[data]``.
+
+        For example ``samples.federation(partition="pathological", clients=20, classes_per_client=2)``. Without any:
+        its natural clients if it has them.
+        """
+        from fedfac.config import Config
+        from fedfac.data.sources import federate
+
+        return federate(self, Config.from_dict({"data": {"name": self.name, **options}}).data, seed=seed)

@@ -50,7 +50,11 @@ _PARAMETERS = {
 
 def load(config: DataConfig, *, seed: int) -> Federation:
     """The federation that a config asks for."""
-    samples = load_samples(config)
+    return federate(load_samples(config), config, seed=seed)
+
+
+def federate(samples: Samples, config: DataConfig, *, seed: int) -> Federation:
+    """A data set, cut into clients."""
     parts = cut(samples, config, seed=seed)
     return Federation.from_pool(
         samples.pool,

@@ -181,7 +181,10 @@ class LaneEngine:
             client, data, composed = job
             lane.load(server, composed)
             if self.plan.refresh:
-                self._train(lane, data, composed or server, split, self.plan.refresh, round, client, "refresh")
+                start = composed or server
+                tuned = self._train(lane, data, start, split, self.plan.refresh, round, client, "refresh")
+                if tuned.problem is not None:  # a copy that did not stay finite is thrown away at once
+                    lane.load(server, composed)
             parts = {"test": data.test, "validation": data.validation}
             loss, classes = self.local.loss, self.federation.classes
             return {
