@@ -21,10 +21,10 @@ from fedfac import evaluate, experiment
 from fedfac.config import TYPED_SECTIONS, Config, merged
 from fedfac.errors import ConfigError, RunError, did_you_mean
 from fedfac.methods import METHODS, options_of
+from fedfac.options import value_of
 from fedfac.preflight import json_like
-from fedfac.rounds import Record, Session, Settings
+from fedfac.rounds import Record, Session
 from fedfac.run import RunDirectory, atomic_write, check_same_run
-from fedfac.training import Local
 
 PLAN = "comparison.json"
 TIMES = "times.json"
@@ -213,7 +213,14 @@ def take_times(comparison: Comparison, *, lanes: int | None = None, device: str 
     seconds: dict[str, list[float]] = {name: [] for name in cells}
     try:
         for name, cell in cells.items():
-            sessions[name] = _timing_session(cell.config, rounds, lanes, device)
+            sessions[name] = experiment.session(
+                cell.config,
+                lanes=lanes,
+                device=device,
+                rounds=rounds + 1,
+                evaluate_every=rounds + 2,
+                evaluate_clients=1,
+            )
         for number in range(rounds + 1):
             for name, session in sessions.items():
                 timing = session.step()["timing"]
@@ -258,8 +265,6 @@ def parse_method(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _expand(out: Path, wanted: Mapping[str, Any]) -> Comparison:
-    from fedfac.commands.flags import method_value
-
     labels, seeds, tables = wanted["methods"], wanted["seeds"], wanted["tables"]
     if not labels or len(set(labels)) != len(labels):
         raise ConfigError(f"methods is {','.join(labels)!r}; give at least one method, each once")
@@ -275,7 +280,7 @@ def _expand(out: Path, wanted: Mapping[str, Any]) -> Comparison:
         name, own = parse_method(label)
         mine = options_of(name)
         options = {key: value for key, value in common.items() if key in mine}
-        options |= {key: method_value(name, key, value) for key, value in own.items()}
+        options |= {key: value_of(name, key, value, mine) for key, value in own.items()}
         asked = merged(merged(tables, overrides), {"train": {"seed": seed}})
         config = Config.from_dict({**asked, "method": {"name": name, **options}})
         parts = [setting] if len(settings) > 1 else []
@@ -302,31 +307,6 @@ def _settings(vary: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, dict[str
 
 def _keys(section: str, kind: type[Any]) -> list[str]:
     return [section if name == "name" else name for name in kind.__dataclass_fields__]
-
-
-def _timing_session(config: Config, rounds: int, lanes: int | None, device: str | None) -> Session:
-    model, federation, method = experiment.build(config)
-    train = config.train
-    local = Local(
-        epochs=train.epochs,
-        batch_size=train.batch_size,
-        lr=train.lr,
-        optimizer=train.optimizer,
-        momentum=train.momentum,
-        weight_decay=train.weight_decay,
-        loss=experiment.loss_for(federation),
-    )
-    settings = Settings(
-        rounds=rounds + 1,
-        rate=train.rate,
-        cohort=train.cohort,
-        seed=train.seed,
-        evaluate_every=rounds + 2,
-        evaluate_clients=1,
-        lanes=lanes,
-        device=device,
-    )
-    return Session(model, federation, method, local, settings)
 
 
 def _read_plan(out: Path) -> dict[str, Any]:

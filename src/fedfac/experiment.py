@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fedfac.errors import ModelError, RunError
 from fedfac.method import Loss, Method
 from fedfac.preflight import hold_out_newcomers, json_like, name_of
 from fedfac.result import Result
-from fedfac.rounds import Record, fit
+from fedfac.rounds import Record, Session, Settings
 from fedfac.run import RunDirectory, read_config
 from fedfac.split import Split
 from fedfac.state import check_same_tensors, references
@@ -56,24 +57,27 @@ def run(
     should_stop: Callable[[], bool] | None = None,
 ) -> Result:
     """Train what a config asks for."""
+    return session(config, out=out, resume=resume, lanes=lanes, device=device).drive(on_round, should_stop)
+
+
+def session(
+    config: Config,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    lanes: int | None = None,
+    device: str | torch.device | None = None,
+    **changes: Any,
+) -> Session:
+    """The run that a config asks for, to be gone through round by round; ``changes`` replace keys of [train]."""
     if out is not None and not resume:
         RunDirectory.check_free(out)
     model, federation, method = build(config)
-    settings = {name: value for name, value in vars(config.train).items() if value is not None}
-    return fit(
-        model,
-        federation,
-        method=method,
-        **settings,
-        loss=loss_for(federation),
-        out=out,
-        resume=resume,
-        lanes=lanes,
-        device=device,
-        on_round=on_round,
-        should_stop=should_stop,
-        origin=config.to_dict(),
-    )
+    asked = {**vars(config.train), **changes}
+    local = {field.name: asked[field.name] for field in fields(Local) if field.name in asked}
+    rest = {name: value for name, value in asked.items() if name not in local}
+    settings = Settings(**rest, out=out, resume=resume, lanes=lanes, device=device, origin=config.to_dict())
+    return Session(model, federation, method, Local(**local, loss=loss_for(federation)), settings)
 
 
 def config_of(path: str | Path) -> Config:

@@ -163,14 +163,7 @@ def fit(
         engine=engine,
         origin=origin,
     )
-    with Session(model, federation, method, local, settings) as session:
-        while not session.finished:
-            record = session.step()
-            if on_round is not None:
-                on_round(record)
-            if should_stop is not None and should_stop():
-                break
-    return session.result()
+    return Session(model, federation, method, local, settings).drive(on_round, should_stop)
 
 
 class Session:
@@ -233,6 +226,19 @@ class Session:
         self._inner.close()
         if self.run is not None:
             self.run.close()
+
+    def drive(
+        self, on_round: Callable[[Record], None] | None = None, should_stop: Callable[[], bool] | None = None
+    ) -> Result:
+        """Go through all rounds that are left, close, and return what came out."""
+        with self:
+            while not self.finished:
+                record = self.step()
+                if on_round is not None:
+                    on_round(record)
+                if should_stop is not None and should_stop():
+                    break
+        return self.result()
 
     @property
     def finished(self) -> bool:

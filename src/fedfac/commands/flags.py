@@ -13,7 +13,8 @@ from typing import Any, get_type_hints
 
 from fedfac import methods, models
 from fedfac.config import TYPED_SECTIONS, merged, read_toml, value_type
-from fedfac.errors import ConfigError, did_you_mean
+from fedfac.errors import ConfigError
+from fedfac.options import reader
 
 
 def add_experiment_flags(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +53,7 @@ def _add_options(group: Any, section: str, owners: Mapping[str, Mapping[str, ins
         if isinstance(parameter.default, bool):
             group.add_argument(flag, dest=dest, action=argparse.BooleanOptionalAction, help=text)
         else:
-            group.add_argument(flag, dest=dest, type=_reader(parameter), metavar=_metavar(parameter), help=text)
+            group.add_argument(flag, dest=dest, type=reader(parameter), metavar=_metavar(parameter), help=text)
 
 
 def add_running_flags(parser: argparse.ArgumentParser) -> None:
@@ -83,20 +84,6 @@ def check_epochs(epochs: int | None) -> None:
         raise ConfigError(f"--epochs is {epochs}; it is a whole number from 1 up")
 
 
-def method_value(method: str, option: str, text: str) -> Any:
-    """An option's value from its text, by the type of the option's default."""
-    known = methods.options_of(method)
-    if option not in known:
-        raise ConfigError(f"method {method!r} has no option {option!r}. {did_you_mean(option, known)}")
-    default = known[option].default
-    try:
-        if isinstance(default, bool):
-            return {"true": True, "false": False}[text.lower()]
-        return _reader(known[option])(text)
-    except (KeyError, ValueError) as error:
-        raise ConfigError(f"{option} of {method!r} is {text!r}; it is of the kind of {default!r}") from error
-
-
 def free_folder(stem: str) -> Path:
     """The next ``runs/STEM-N`` that does not exist."""
     number = 1
@@ -124,23 +111,5 @@ def stop_on_interrupt(say: Callable[[str], None]) -> Iterator[Callable[[], bool]
         signal.signal(signal.SIGINT, before)
 
 
-def layer_keys(text: str) -> list[int | str]:
-    """Read ``2,3`` (or ``2+3``) or ``conv2`` as a list of layers; an empty text is no layer.
-
-    >>> layer_keys("2,fc1"), layer_keys("")
-    ([2, 'fc1'], [])
-    """
-    words = [word.strip() for word in text.replace("+", ",").split(",") if word.strip()]
-    return [int(word) if word.lstrip("-").isdigit() else word for word in words]
-
-
-def _reader(parameter: inspect.Parameter) -> Callable[[str], Any]:
-    if isinstance(parameter.default, tuple):
-        return layer_keys
-    if parameter.default is None:  # every option without a default of its own is a number of epochs or layers
-        return int
-    return type(parameter.default) if isinstance(parameter.default, int | float) else str
-
-
 def _metavar(parameter: inspect.Parameter) -> str:
-    return "LAYERS" if isinstance(parameter.default, tuple) else _reader(parameter).__name__.upper()
+    return "LAYERS" if isinstance(parameter.default, tuple) else reader(parameter).__name__.upper()

@@ -1,0 +1,41 @@
+"""Options of methods and models from their text: on the command line, and in ``fedprox:mu=0.1``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedfac.errors import ConfigError, did_you_mean
+
+
+def value_of(owner: str, option: str, text: str, known: Mapping[str, inspect.Parameter]) -> Any:
+    """An option's value from its text, by the type of the option's default."""
+    if option not in known:
+        raise ConfigError(f"method {owner!r} has no option {option!r}. {did_you_mean(option, known)}")
+    default = known[option].default
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[text.lower()]
+        return reader(known[option])(text)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"{option} of {owner!r} is {text!r}; it is of the kind of {default!r}") from error
+
+
+def reader(parameter: inspect.Parameter) -> Callable[[str], Any]:
+    """What reads an option's text."""
+    if isinstance(parameter.default, tuple):
+        return layer_keys
+    if parameter.default is None:  # every option without a default of its own is a number of epochs or layers
+        return int
+    return type(parameter.default) if isinstance(parameter.default, int | float) else str
+
+
+def layer_keys(text: str) -> list[int | str]:
+    """Read ``2,3`` (or ``2+3``) or ``conv2`` as a list of layers; an empty text is no layer.
+
+    >>> layer_keys("2,fc1"), layer_keys("")
+    ([2, 'fc1'], [])
+    """
+    words = [word.strip() for word in text.replace("+", ",").split(",") if word.strip()]
+    return [int(word) if word.lstrip("-").isdigit() else word for word in words]
