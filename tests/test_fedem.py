@@ -23,8 +23,8 @@ from fedfac import methods
 from fedfac.conformance import small_federation, small_model
 from fedfac.data.federation import ArrayPool, ClientData
 from fedfac.errors import FedfacError
-from fedfac.method import Begin, Loss, Step
-from fedfac.methods.fedem import Mixture, expectation, per_sample, settle_shares, weighted_loss
+from fedfac.method import Begin, Loss, Step, per_sample
+from fedfac.methods.fedem import Mixture, expectation, settle_shares, weighted_loss
 from fedfac.state import references, state_of
 
 Floats = npt.NDArray[np.float64]

@@ -248,7 +248,6 @@ def train(model: nn.Module, phases: Sequence[Phase], *, method: Method, client: 
         seed=0,
         round=1,
         client=client,
-        device=CPU,
     )
 
 

@@ -77,7 +77,6 @@ def train(
         seed=1,
         round=round,
         client=client,
-        device=CPU,
         purpose=purpose,
     )
 

@@ -38,6 +38,10 @@ class TrainingError(FedfacError, RuntimeError):
     """Training cannot go on; the last whole round is saved."""
 
 
+class EngineWarning(UserWarning):
+    """Training goes on, but more slowly than it could."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The nearest known name as a question, or everything that is known.
 

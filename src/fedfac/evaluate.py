@@ -9,7 +9,7 @@ last ten stands beside it, which is not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedfac.data.federation import Pool
 from fedfac.errors import ConfigError, did_you_mean
 from fedfac.method import Loss
+from fedfac.numerics import Numerics
 
 BATCH = 512
 WINDOW = 10
@@ -42,6 +43,9 @@ class Score:
         return None if self.correct is None or not self.samples else self.correct / self.samples
 
 
+Forward = Callable[[Pool, Tensor], tuple[Any, Tensor]]
+
+
 @torch.no_grad()
 def score(
     model: nn.Module,
@@ -51,31 +55,56 @@ def score(
     loss: Loss,
     classes: int | None,
     metrics: Mapping[str, Metric] | None = None,
+    *,
+    forward: Forward | None = None,
 ) -> Score:
-    """A model on some samples of one client."""
+    """A model on some samples of one client. ``forward`` gives outputs and targets in the engine's own way."""
     model.eval()
-    total = 0.0
-    correct = answers = 0
+    ask = forward or (lambda pool, part: predict(model, Numerics(), pool, part))
+    parts = torch.split(index, BATCH) if len(index) else ()
+    return tally(client, (ask(pool, part) for part in parts), loss, classes, metrics)
+
+
+def predict(model: nn.Module, numerics: Numerics, pool: Pool, index: Tensor) -> tuple[Any, Tensor]:
+    """Outputs and targets of some samples."""
+    inputs, targets = pool.batch(index)
+    with numerics.autocast():
+        outputs = model(numerics.inputs(inputs))
+    if isinstance(outputs, Tensor) and outputs.dtype == torch.bfloat16:
+        outputs = outputs.float()  # figures are taken in full precision
+    return outputs, targets
+
+
+def tally(
+    client: int,
+    answers: Iterable[tuple[Any, Tensor]],
+    loss: Loss,
+    classes: int | None,
+    metrics: Mapping[str, Metric] | None = None,
+) -> Score:
+    """One client's figures from its models' outputs and the targets, batch by batch; a GPU is waited for once."""
+    losses: list[Tensor] = []
+    hits: list[Tensor] = []
+    samples = answered = 0
     outputs: list[Tensor] = []
     targets: list[Tensor] = []
-    for part in torch.split(index, BATCH) if len(index) else ():
-        inputs, wanted = pool.batch(part)
-        given = model(inputs)
-        total += float(loss(given, wanted)) * len(part)
+    for given, wanted in answers:
+        losses.append(torch.as_tensor(loss(given, wanted)).double() * len(wanted))
+        samples += len(wanted)
         if classes is not None:
-            correct += int((given.argmax(1) == wanted).sum())
-            answers += wanted.numel()
+            hits.append((given.argmax(1) == wanted).sum())
+            answered += wanted.numel()
         if metrics:
-            outputs.append(given)
-            targets.append(wanted)
-    mean = total / len(index) if len(index) else 0.0
+            outputs.append(given.clone())  # the engine may write the next answers to the same place
+            targets.append(wanted.clone())
+    mean = float(torch.stack(losses).sum()) / samples if samples else 0.0
     figures = {}
-    if metrics and len(index):
+    if metrics and samples:
         all_outputs, all_targets = torch.cat(outputs), torch.cat(targets)
         figures = {name: float(metric(all_outputs, all_targets)) for name, metric in metrics.items()}
     if classes is None:
-        return Score(client, len(index), None, mean, figures)
-    return Score(client, answers, correct, mean, figures)
+        return Score(client, samples, None, mean, figures)
+    return Score(client, answered, int(torch.stack(hits).sum()) if hits else 0, mean, figures)
 
 
 def summary(scores: Sequence[Score], model: str) -> dict[str, Any]:

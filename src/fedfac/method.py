@@ -7,11 +7,13 @@ any training starts.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
+from torch.func import vmap
 
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError
@@ -55,6 +57,16 @@ def supervised(step: Step) -> Tensor:
     return step.loss(step.model(step.inputs), step.targets)
 
 
+def per_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """A mean loss, taken of every sample by itself."""
+    if "reduction" in inspect.signature(loss).parameters:
+        each = loss(outputs, targets, reduction="none")  # type: ignore[call-arg]
+        if each.ndim == 1:
+            return each
+    one: Tensor = vmap(lambda o, t: loss(o[None], t[None]))(outputs, targets)
+    return one
+
+
 def at_least_one(**numbers: int | None) -> None:
     """Whole numbers from 1 up; None stands for a default."""
     for name, value in numbers.items():
@@ -68,13 +80,15 @@ class Phase:
 
     ``trains`` names tensors (buffers too), or is ``PERSONAL``: the numbers that the split of the moment calls
     personal, down to single elements; or None: everything. ``epochs`` None means the run's local epochs; with 0
-    only ``before`` happens.
+    only ``before`` happens. ``stacks`` promises that the objective looks at targets through ``step.loss`` only and
+    at nothing but tensors, so that many clients may take the step as one; the plain objective does.
     """
 
     trains: frozenset[str] | Literal["personal"] | None = None
     epochs: int | None = None
     objective: Callable[[Step], Tensor] = supervised
     before: Callable[[Begin], Any] | None = None
+    stacks: bool = False
 
 
 NEWCOMER_RULES = ("adapt", "ensemble")

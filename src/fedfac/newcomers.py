@@ -24,6 +24,7 @@ from fedfac.data.federation import ClientData
 from fedfac.engine.store import Store
 from fedfac.errors import RunError, TrainingError
 from fedfac.method import Phase
+from fedfac.numerics import CPU, Numerics
 from fedfac.split import Split
 from fedfac.state import State, clone, load_state, references
 from fedfac.training import Local, noise_of, train_client
@@ -47,7 +48,8 @@ def trained_copy(
 ) -> nn.Module:
     """A copy of the model that went from ``start`` through some phases on one client's data, in eval mode."""
     with _as_in_a_lane():
-        model = copy.deepcopy(template)
+        numerics = Numerics.choose(template, CPU)
+        model = numerics.place(copy.deepcopy(template))
         load_state(model, start)
         outcome = train_client(
             model,
@@ -57,12 +59,12 @@ def trained_copy(
             local,
             received=clone(start),
             split=split,
-            seeded=noise_of(model, phases, local, data, torch.device("cpu")),
+            seeded=noise_of(model, phases, local, data),
             seed=seed,
             round=round,
             client=client,
-            device=torch.device("cpu"),
             purpose=purpose,
+            numerics=numerics,
         )
     if outcome.problem is not None:
         raise TrainingError(f"the client's model did not stay finite ({outcome.problem}): lower the learning rate")

@@ -32,6 +32,7 @@ from fedfac.engine.store import MemoryStore, Store
 from fedfac.errors import ConfigError, TrainingError
 from fedfac.method import Loss, Method, at_least_one
 from fedfac.methods import fedfac as default_method
+from fedfac.numerics import Numerics
 from fedfac.preflight import (
     check_fits,
     cohort_size,
@@ -66,6 +67,10 @@ class Settings:
     resume: bool = False
     lanes: int | None = None
     device: str | torch.device | None = None
+    precision: str = "auto"
+    layout: str = "auto"
+    deterministic: bool = False
+    stack: bool | None = None
     engine: Callable[[LaneEngine], Engine] | None = None
     origin: Mapping[str, Any] | None = None
 
@@ -94,6 +99,10 @@ def fit(
     resume: bool = False,
     lanes: int | None = None,
     device: str | torch.device | None = None,
+    precision: str = "auto",
+    layout: str = "auto",
+    deterministic: bool = False,
+    stack: bool | None = None,
     on_round: Callable[[Record], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
     engine: Callable[[LaneEngine], Engine] | None = None,
@@ -129,6 +138,10 @@ def fit(
     lanes, device
         How many clients train at a time, and where. They do not change the results (``lanes``) or only
         their rounding (``device``).
+    precision, layout, deterministic, stack
+        How numbers are computed, which changes their rounding and the speed: ``"fp32"``, ``"tf32"`` or ``"bf16"``;
+        ``"contiguous"`` or ``"channels-last"``; whether a GPU may use kernels that add in any order; and whether the
+        clients of a small fully connected model are trained as one. ``"auto"`` (for ``stack`` None) is a fixed rule.
     on_round
         Called with the record of every round.
     should_stop
@@ -160,6 +173,10 @@ def fit(
         resume=resume,
         lanes=lanes,
         device=device,
+        precision=precision,
+        layout=layout,
+        deterministic=deterministic,
+        stack=stack,
         engine=engine,
         origin=origin,
     )
@@ -184,6 +201,13 @@ class Session:
         metrics = evaluate.named_metrics(settings.metrics, federation.classes)
         device = pick_device(settings.device)
         lanes = pick_lanes(settings.lanes, device)
+        numerics = Numerics.choose(
+            model,
+            device,
+            precision=settings.precision,
+            layout=settings.layout,
+            deterministic=settings.deterministic,
+        )
         template = copy.deepcopy(model)
         self.template = method.wrap(template) if method.wrap else template
         self.plan = method.plan(Anatomy.of(self.template))
@@ -208,7 +232,8 @@ class Session:
                 self._store,
                 seed=self.seed,
                 lanes=lanes,
-                device=device,
+                numerics=numerics,
+                stack=settings.stack,
                 metrics=metrics,
             )
         except BaseException:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,13 @@ from fedfac.data.federation import ClientData
 from fedfac.errors import ConfigError, did_you_mean
 from fedfac.method import PERSONAL, Begin, Loss, Phase, Step
 from fedfac.noise import Seeded, how_it_draws
+from fedfac.numerics import CPU, Numerics
 from fedfac.seeds import generator, stream
 from fedfac.split import Split
 from fedfac.state import State, copy_into, is_finite, references
 
 OPTIMIZERS = ("adam", "sgd")
+BETAS = (0.9, 0.999)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +61,11 @@ class Local:
         loss = str(getattr(self.loss, "__name__", type(self.loss).__name__))
         return {name: value for name, value in vars(self).items() if name != "loss"} | {"loss": loss}
 
-    def make_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    def make_optimizer(self, parameters: Sequence[nn.Parameter], *, capturable: bool = False) -> torch.optim.Optimizer:
         """A fresh optimiser: its state does not outlive a phase."""
         if self.optimizer == "adam":
             return torch.optim.Adam(
-                parameters, lr=self.lr, betas=(0.9, 0.999), weight_decay=self.weight_decay, fused=True
+                parameters, lr=self.lr, betas=BETAS, weight_decay=self.weight_decay, fused=True, capturable=capturable
             )
         return torch.optim.SGD(
             parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=True
@@ -79,6 +81,50 @@ class Outcome:
     problem: str | None = None
 
 
+@dataclass(frozen=True)
+class Work:
+    """One phase of one client's training, ready for its steps."""
+
+    model: nn.Module
+    data: ClientData
+    phase: Phase
+    local: Local
+    received: State
+    context: Any
+    trained: list[nn.Parameter]
+    held: list[tuple[Tensor, Tensor, Tensor]]  # tensors of which some elements stay: tensor, which, their values
+    draws: torch.Generator
+    seeded: Seeded
+    numerics: Numerics
+    total: Tensor  # Σ loss · samples, in double precision
+
+    def step(self, optimizer: torch.optim.Optimizer, index: Tensor) -> None:
+        """One batch. Nothing here waits for the device, so that a GPU can record it."""
+        inputs, targets = self.data.pool.batch(self.data.train[index])
+        if self.data.augment is not None:
+            inputs = self.data.augment(inputs, self.draws)
+        inputs = self.numerics.inputs(inputs)
+        with self.seeded(self.draws), self.numerics.autocast():
+            step = Step(self.model, inputs, targets, self.local.loss, self.received, index, self.context)
+            loss = self.phase.objective(step)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        for tensor, stays, value in self.held:
+            tensor.copy_(torch.where(stays, value, tensor))
+        self.total.add_(loss.detach().double(), alpha=len(index))
+
+
+Steps = Callable[[Work, Sequence[Tensor]], None]
+
+
+def eager(work: Work, batches: Sequence[Tensor]) -> None:
+    """The plain way to take the steps of a phase: one after the other."""
+    optimizer = work.local.make_optimizer(work.trained)
+    for index in batches:
+        work.step(optimizer, index)
+
+
 def train_client(
     model: nn.Module,
     state: State,
@@ -92,58 +138,61 @@ def train_client(
     seed: int,
     round: int,
     client: int,
-    device: torch.device,
     purpose: str = "train",
+    numerics: Numerics = Numerics(),  # noqa: B008 (frozen)
+    steps: Steps = eager,
 ) -> Outcome:
     """Train ``model`` (whose tensors are ``state``) in place, phase by phase.
 
     ``received`` is the state that it starts from, ``purpose`` keeps the random streams of training, refreshing
-    and adapting apart.
+    and adapting apart, ``steps`` is the way in which the engine takes them.
     """
-    draws = generator(seed, "noise", purpose, round, client, device=device)
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    draws = generator(seed, "noise", purpose, round, client, device=numerics.device)
+    total = torch.zeros((), dtype=torch.float64, device=numerics.device)
     seen = 0
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for number, phase in enumerate(phases):
-        context = None if phase.before is None else phase.before(Begin(model, data, local.loss))
+        with numerics.autocast():
+            context = None if phase.before is None else phase.before(Begin(model, data, local.loss))
         trains = split.kept if phase.trains == PERSONAL else phase.trains
-        held = _held(state, split) if phase.trains == PERSONAL else []
-        still = () if trains is None else state.keys() - trains - trainable.keys()  # buffers, mostly
-        frozen = {name: state[name].clone() for name in still}
         chosen = [p for name, p in trainable.items() if trains is None or name in trains]
         epochs = local.epochs if phase.epochs is None else phase.epochs
         if not chosen or not epochs:
             continue
+        held = _held(state, split) if phase.trains == PERSONAL else []
+        still = () if trains is None else state.keys() - trains - trainable.keys()  # buffers, mostly
+        frozen = {name: state[name].clone() for name in still}
         _set_modes(model, trainable, trains)
-        optimizer = local.make_optimizer(chosen)
-        for epoch in range(epochs):
-            order = stream(seed, "batches", purpose, round, client, number, epoch).permutation(data.size)
-            for index in batches(order, local.batch_size):
-                inputs, targets = data.pool.batch(data.train[index])
-                if data.augment is not None:
-                    inputs = data.augment(inputs, draws)
-                with seeded(draws):
-                    loss = phase.objective(Step(model, inputs, targets, local.loss, received, index, context))
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                for tensor, shared, value in held:
-                    tensor.copy_(torch.where(shared, value, tensor))
-                total += loss.detach().double() * len(index)
-                seen += len(index)
+        todo = list(schedule(data.size, epochs, local, seed, purpose, round, client, number))
+        work = Work(model, data, phase, local, received, context, chosen, held, draws, seeded, numerics, total)
+        steps(work, todo)
+        seen += epochs * data.size
         copy_into(state, frozen)
     _set_modes(model, trainable, None)
     model.zero_grad(set_to_none=True)
     mean = float(total) / seen if seen else 0.0
-    problem = None
-    if not math.isfinite(mean):
-        problem = f"its loss is {mean}"
-    elif not is_finite(state):
-        problem = "its weights are not finite"
-    return Outcome(data.size, mean, problem)
+    return Outcome(data.size, mean, problem_of(mean, is_finite(state)))
 
 
-def noise_of(model: nn.Module, phases: Sequence[Phase], local: Local, data: ClientData, device: torch.device) -> Seeded:
+def problem_of(loss: float, finite: bool) -> str | None:
+    """Why a client that has trained cannot take part, if it cannot."""
+    if not math.isfinite(loss):
+        return f"its loss is {loss}"
+    return None if finite else "its weights are not finite"
+
+
+def schedule(
+    samples: int, epochs: int, local: Local, seed: int, purpose: str, round: int, client: int, phase: int
+) -> Iterator[Tensor]:
+    """The batches of a phase, as sample numbers 0..n_k-1: every epoch in an order of its own."""
+    for epoch in range(epochs):
+        order = stream(seed, "batches", purpose, round, client, phase, epoch).permutation(samples)
+        yield from batches(order, local.batch_size)
+
+
+def noise_of(
+    model: nn.Module, phases: Sequence[Phase], local: Local, data: ClientData, device: torch.device = CPU
+) -> Seeded:
     """How the random numbers of these phases are seeded, found out by one batch of each on a copy of the model."""
     trial = copy.deepcopy(model).to(device)
     index = torch.arange(min(data.size, local.batch_size))
@@ -176,11 +225,7 @@ def batches(order: npt.NDArray[np.int64], size: int) -> Iterator[Tensor]:
 
 def _held(state: State, split: Split) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Tensors of which only some elements are trained: after a step the others get their old values back."""
-    return [
-        (state[name], split.mask(name).to(state[name].device), state[name].clone())
-        for name in split.owners
-        if bool(split.mask(name).any())
-    ]
+    return [(state[name], split.mask(name).to(state[name].device), state[name].clone()) for name in split.owners]
 
 
 def _set_modes(model: nn.Module, trainable: dict[str, nn.Parameter], trains: frozenset[str] | None) -> None:

@@ -124,7 +124,7 @@ class Federation:
         self.names = names
         self.classes = classes
         self.fingerprint = fingerprint
-        self._pool = pool
+        self.pool = pool  # the one pool of all clients, where there is one
         self.parts = parts  # by client, (training, test) sample numbers of the one pool, where there is one
 
     def __len__(self) -> int:
@@ -145,7 +145,7 @@ class Federation:
 
     def to(self, device: torch.device) -> Federation:
         """The federation with its pool resident on ``device`` (lazy clients move when they are made)."""
-        resident = None if self._pool is None else self._pool.to(device)
+        resident = None if self.pool is None else self.pool.to(device)
 
         def client(index: int) -> ClientData:
             data = self._client(index)

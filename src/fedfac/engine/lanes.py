@@ -1,9 +1,10 @@
 """The in-process engine: lanes.
 
 A lane trains one client at a time with an unmodified copy of the model: on a CPU a thread with one
-intra-op thread, on a GPU the device. Which lane a client runs on makes no difference to its numbers, and
+intra-op thread, on a GPU a stream with captured graphs (``graphs``). Small fully connected models go through a lane
+in groups of clients (``stacked``). Which lane a client runs on makes no difference to its numbers, and
 everything that is added up is added in the order of the cohort, so results are bitwise the same for any
-number of lanes.
+number of lanes (on a GPU: if its kernels are deterministic).
 
 Tensors that are shared as a whole are added to the sum as each client finishes; only what is decided by
 element, or personal, waits for the split: a cohort of a thousand costs little more than a cohort of ten.
@@ -11,42 +12,60 @@ element, or personal, waits for the split: a cohort of a thousand costs little m
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import ctypes
 import os
 import queue
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from fedfac.aggregate import Sums
 from fedfac.anatomy import Anatomy
-from fedfac.data.federation import ClientData, Federation
+from fedfac.data.federation import Federation, Pool
+from fedfac.engine import stacked
+from fedfac.engine.graphs import Gate, GraphForward, GraphSteps, Recorder
 from fedfac.engine.store import Store
 from fedfac.errors import ConfigError
-from fedfac.evaluate import Metric, Score, score
+from fedfac.evaluate import Forward, Metric, Score, predict, score
 from fedfac.method import Phase, Plan
 from fedfac.moments import Additive
+from fedfac.numerics import Numerics
 from fedfac.rules import Rule
 from fedfac.split import Split
 from fedfac.state import State, clone, copy_into, references
-from fedfac.training import Local, Outcome, noise_of, train_client
+from fedfac.training import Local, Outcome, Steps, eager, noise_of, train_client
 
 Item = TypeVar("Item")
 Job = TypeVar("Job")
 Done = TypeVar("Done")
 
 
-class Lane:
-    """One copy of the model."""
+CUDA_LANES = 10  # streams; the usual cohort
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self.model = copy.deepcopy(model).to(device)
+
+class Lane:
+    """One copy of the model, and the way in which it takes steps and predicts."""
+
+    def __init__(self, model: nn.Module, numerics: Numerics, gate: Gate, resident: Pool | None) -> None:
+        self.model = numerics.place(copy.deepcopy(model))
         self.state = references(self.model)
+        self.numerics = numerics
+        self.steps: Steps = eager
+        self.forward: Forward = lambda pool, index: predict(self.model, numerics, pool, index)
+        self.stream: torch.cuda.Stream | None = None
+        if numerics.device.type == "cuda":
+            self.stream = torch.cuda.Stream(numerics.device)  # type: ignore[no-untyped-call]
+            recorder = Recorder(self.state, self.stream, gate, resident, torch.Generator(numerics.device))
+            self.steps = GraphSteps(recorder)
+            self.forward = GraphForward(recorder, self.model, numerics)
         self._holds: State | None = None
 
     def load(self, server: State, composed: State | None) -> None:
@@ -61,6 +80,17 @@ class Lane:
     def touched(self) -> None:
         """The lane's tensors were trained: they are nobody's state any more."""
         self._holds = None
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Inside, work goes to the lane's stream: after what was asked for before, and done when it is left."""
+        if self.stream is None:
+            yield
+            return
+        self.stream.wait_stream(torch.cuda.default_stream(self.numerics.device))
+        with torch.cuda.stream(self.stream):
+            yield
+            self.stream.synchronize()
 
 
 @dataclass
@@ -82,7 +112,10 @@ class _Cohort:
 
 
 class LaneEngine:
-    """Clients in this process. ``lanes`` defaults to the number of cores (one on a GPU)."""
+    """Clients in this process. ``lanes`` defaults to the number of cores, and to ten streams on a GPU.
+
+    ``stack`` None stacks the clients of small fully connected models by a fixed rule; True insists, False never does.
+    """
 
     def __init__(
         self,
@@ -94,24 +127,33 @@ class LaneEngine:
         *,
         seed: int,
         lanes: int | None = None,
-        device: str | torch.device | None = None,
+        numerics: Numerics | None = None,
+        stack: bool | None = None,
         metrics: Mapping[str, Metric] | None = None,
     ) -> None:
-        self.device = pick_device(device)
+        self.numerics = numerics or Numerics.choose(model, pick_device(None))
+        self.device = self.numerics.device
         self.lanes = pick_lanes(lanes, self.device)
-        on_cpu = self.device.type == "cpu"
         self.federation = federation.to(self.device)
         self.plan, self.local, self.store, self.seed = plan, local, store, seed
         self.metrics = metrics or {}
         self.layers = {layer.name: layer for layer in Anatomy.of(model).layers}
-        self._free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
-        for _ in range(self.lanes):
-            self._free.put(Lane(model, self.device))
         phases = (*plan.phases, *plan.refresh)
         self.seeded = noise_of(model, phases, local, self.federation.client(0), self.device)
+        reason = stacked.why_not(model, phases, self.federation.client(0), self.seeded)
+        if stack and reason is not None:
+            raise ConfigError(f"the clients of this model cannot be stacked: {reason}. Leave out stack=True.")
+        self.stacked = reason is None and stack is not False
+        self._gate = Gate()
+        self._free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
+        for _ in range(self.lanes):
+            self._free.put(Lane(model, self.numerics, self._gate, self.federation.pool))
         self._threads_before = torch.get_num_threads()
-        if on_cpu:
+        if self.device.type == "cpu":
             torch.set_num_threads(1)  # small models lose by more, and sums must not depend on the machine
+            keep_freed_memory()
+        self._switches = ExitStack()
+        self._switches.enter_context(self.numerics.backend())
         self._pool = ThreadPoolExecutor(self.lanes, initializer=torch.set_num_threads, initargs=(1,))
         self._cohort = _Cohort()
 
@@ -119,26 +161,34 @@ class LaneEngine:
         """Clients train in lanes; whole shared tensors are added up in the order of the cohort."""
         now = self._cohort = _Cohort()
 
-        def prepare(client: int) -> tuple[int, ClientData, State]:
-            own = self.store.get(client) if split.kept else None
-            return client, self.federation.client(client), split.overlay(server, own)
+        def prepare(group: Sequence[int]) -> list[stacked.Client]:
+            return [
+                stacked.Client(
+                    client,
+                    self.federation.client(client),
+                    split.overlay(server, self.store.get(client) if split.kept else None),
+                )
+                for client in group
+            ]
 
-        def work(lane: Lane, job: tuple[int, ClientData, State]) -> tuple[int, Outcome, _Held]:
-            client, data, composed = job
-            lane.load(server, composed)
-            outcome = self._train(lane, data, composed, split, self.plan.phases, round, client, "train")
-            before = {name: composed[name] for name in split.owners}
-            after = {} if outcome.problem else clone(lane.state)
-            return client, outcome, _Held(outcome.samples, before, after)
+        def work(lane: Lane, group: list[stacked.Client]) -> list[tuple[int, Outcome, _Held]]:
+            trained = self._train(lane, group, split, self.plan.phases, round, "train")
+            done = []
+            for client, (outcome, after) in zip(group, trained, strict=True):
+                before = {name: client.start[name] for name in split.owners}
+                kept = {} if outcome.problem else hand_over(after, self.device)
+                done.append((client.number, outcome, _Held(outcome.samples, before, kept)))
+            return done
 
         outcomes: dict[int, Outcome] = {}
-        for client, outcome, held in self._in_order(cohort, prepare, work):
-            outcomes[client] = outcome
-            if outcome.problem is None:
-                whole = {name: held.after.pop(name) for name in list(held.after) if name not in split.kept}
-                _add(now.sums, whole, held.samples)
-                now.weight += held.samples
-                now.held[client] = held
+        for done in self._in_order(self._groups(cohort), prepare, work):
+            for client, outcome, held in done:
+                outcomes[client] = outcome
+                if outcome.problem is None:
+                    whole = {name: held.after.pop(name) for name in list(held.after) if name not in split.kept}
+                    _add(now.sums, whole, held.samples)
+                    now.weight += held.samples
+                    now.held[client] = held
         return outcomes
 
     def moments(self, rule: Rule) -> dict[str, Additive]:
@@ -166,71 +216,102 @@ class LaneEngine:
         """Every client of the cohort stores its own tensors."""
         if split.kept:
             for client, held in self._cohort.held.items():
-                self.store.put(client, {name: held.after[name].cpu() for name in sorted(split.kept)})
+                self.store.put(client, {name: held.after[name] for name in sorted(split.kept)})
         self._cohort = _Cohort()
 
     def evaluate(self, round: int, server: State, split: Split, clients: Sequence[int]) -> dict[str, list[Score]]:
         """Each client's composed (and, if the method says so, refreshed) model on its held-out samples."""
+        refreshes = bool(self.plan.refresh)
 
-        def prepare(client: int) -> tuple[int, ClientData, State | None]:
-            own = self.store.get(client) if split.kept else None
-            composed = split.overlay(server, own) if own else None
-            return client, self.federation.client(client), composed
+        def prepare(group: Sequence[int]) -> list[stacked.Client]:
+            jobs = []
+            for client in group:
+                own = self.store.get(client) if split.kept else None
+                jobs.append(
+                    stacked.Client(
+                        client, self.federation.client(client), split.overlay(server, own) if own else server
+                    )
+                )
+            return jobs
 
-        def work(lane: Lane, job: tuple[int, ClientData, State | None]) -> dict[str, Score]:
-            client, data, composed = job
-            lane.load(server, composed)
-            if self.plan.refresh:
-                start = composed or server
-                tuned = self._train(lane, data, start, split, self.plan.refresh, round, client, "refresh")
-                if tuned.problem is not None:  # a copy that did not stay finite is thrown away at once
-                    lane.load(server, composed)
-            parts = {"test": data.test, "validation": data.validation}
-            loss, classes = self.local.loss, self.federation.classes
-            return {
-                part: score(lane.model, client, data.pool, index, loss, classes, self.metrics)
-                for part, index in parts.items()
-                if part == "test" or len(index)
-            }
+        def work(lane: Lane, group: list[stacked.Client]) -> list[dict[str, Score]]:
+            states = [client.start for client in group]
+            if self.stacked:
+                if refreshes:
+                    tuned = self._train(lane, group, split, self.plan.refresh, round, "refresh")
+                    # a copy that did not stay finite is thrown away at once
+                    states = [s if o.problem else t for s, (o, t) in zip(states, tuned, strict=True)]
+                return self._stacked_scores(lane, group, states)
+            (client,) = group
+            if not refreshes or self._train(lane, group, split, self.plan.refresh, round, "refresh")[0][0].problem:
+                lane.load(server, None if client.start is server else client.start)
+            return [self._scores(lane, client)]
 
         found: dict[str, list[Score]] = {"test": []}
-        for scores in self._in_order(clients, prepare, work):
-            for part, value in scores.items():
-                found.setdefault(part, []).append(value)
+        for group in self._in_order(self._groups(clients), prepare, work):
+            for scores in group:
+                for part, value in scores.items():
+                    found.setdefault(part, []).append(value)
         return found
 
     def close(self) -> None:
         """Wait for running clients, drop the others, and give the cores back."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._switches.close()
         torch.set_num_threads(self._threads_before)
 
+    def _groups(self, clients: Sequence[int]) -> list[Sequence[int]]:
+        """What goes through a lane at a time."""
+        size = stacked.GROUP if self.stacked else 1
+        return [clients[start : start + size] for start in range(0, len(clients), size)]
+
     def _train(
-        self,
-        lane: Lane,
-        data: ClientData,
-        start: State,
-        split: Split,
-        phases: Sequence[Phase],
-        round: int,
-        client: int,
-        purpose: str,
-    ) -> Outcome:
+        self, lane: Lane, group: list[stacked.Client], split: Split, phases: Sequence[Phase], round: int, purpose: str
+    ) -> list[tuple[Outcome, State]]:
+        """Outcomes and trained states; those of a single client are the lane's own tensors."""
+        common: dict[str, Any] = {"split": split, "seed": self.seed, "round": round, "purpose": purpose}
+        if self.stacked:
+            return stacked.train_clients(lane.model, group, phases, self.local, **common)
+        (client,) = group
+        copy_into(lane.state, client.start)
         lane.touched()
-        return train_client(
+        outcome = train_client(
             lane.model,
             lane.state,
-            data,
+            client.data,
             phases,
             self.local,
-            received=start,
-            split=split,
+            received=client.start,
+            client=client.number,
             seeded=self.seeded,
-            seed=self.seed,
-            round=round,
-            client=client,
-            device=self.device,
-            purpose=purpose,
+            numerics=self.numerics,
+            steps=lane.steps,
+            **common,
         )
+        return [(outcome, lane.state)]
+
+    def _scores(self, lane: Lane, client: stacked.Client) -> dict[str, Score]:
+        data, loss, classes = client.data, self.local.loss, self.federation.classes
+        parts = {"test": data.test, "validation": data.validation}
+        return {
+            part: score(lane.model, client.number, data.pool, index, loss, classes, self.metrics, forward=lane.forward)
+            for part, index in parts.items()
+            if part == "test" or len(index)
+        }
+
+    def _stacked_scores(
+        self, lane: Lane, group: list[stacked.Client], states: Sequence[State]
+    ) -> list[dict[str, Score]]:
+        clients = [(client.number, client.data) for client in group]
+        own: list[dict[str, Score]] = [{} for _ in group]
+        for part in ("test", "validation"):
+            scores = stacked.score_clients(
+                lane.model, clients, states, part, self.local.loss, self.federation.classes, self.metrics
+            )
+            for found, (_, data), value in zip(own, clients, scores, strict=True):
+                if part == "test" or len(getattr(data, part)):
+                    found[part] = value
+        return own
 
     def _in_order(
         self, items: Iterable[Item], prepare: Callable[[Item], Job], work: Callable[[Lane, Job], Done]
@@ -240,7 +321,8 @@ class LaneEngine:
         def on_lane(job: Job) -> Done:
             lane = self._free.get()
             try:
-                return work(lane, job)
+                with self._gate.open(), lane.entered():
+                    return work(lane, job)
             finally:
                 self._free.put(lane)
 
@@ -268,14 +350,37 @@ def pick_device(device: str | torch.device | None) -> torch.device:
 
 
 def pick_lanes(lanes: int | None, device: torch.device) -> int:
-    """The number of lanes asked for; by default the number of cores, and one on a GPU."""
+    """The number of lanes asked for; by default the number of cores, and ten streams on a GPU."""
     if lanes is not None:
         if lanes < 1:
             raise ConfigError(f"lanes is {lanes}; at least one client must be trained at a time")
         return lanes
+    if device.type == "cuda":
+        return CUDA_LANES
     if device.type != "cpu":
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def hand_over(state: State, device: torch.device) -> State:
+    """A copy of a lane's tensors for the engine's own thread."""
+    copied = clone(state)
+    if device.type == "cuda":  # made on the lane's stream, used on the default one: not to be reused before that
+        for tensor in copied.values():
+            tensor.record_stream(torch.cuda.default_stream(device))
+    return copied
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep memory that a step frees for the next step, instead of giving it back and taking it again.
+
+    Page faults are a third of the time of a small convolutional network otherwise. Where there is no glibc, nothing
+    happens.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        for parameter in (-1, -3):  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+            libc.mallopt(parameter, 1 << 30)
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -31,12 +32,12 @@ def fedavg_plus(*, finetune_epochs: int | None = None, eta_g: float = 1.0) -> Me
 
 def fedprox(*, mu: float = 0.01, eta_g: float = 1.0) -> Method:
     """FedAvg with a proximal term. The paper's grid for μ: 1, 0.5, 0.1, 0.01, 0.001."""
-    return _global("fedprox", Phase(objective=proximal(mu)), eta_g, {"mu": mu})
+    return _global("fedprox", Phase(objective=proximal(mu), stacks=True), eta_g, {"mu": mu})
 
 
 def fedprox_plus(*, mu: float = 0.01, finetune_epochs: int | None = None, eta_g: float = 1.0) -> Method:
     """FedProx whose global model each client fine-tunes, by the same objective, to predict."""
-    return _finetuned("fedprox+", Phase(objective=proximal(mu)), finetune_epochs, eta_g, {"mu": mu})
+    return _finetuned("fedprox+", Phase(objective=proximal(mu), stacks=True), finetune_epochs, eta_g, {"mu": mu})
 
 
 def local() -> Method:
@@ -58,9 +59,8 @@ class proximal:  # noqa: N801  (an objective is used like a function)
     def __call__(self, step: Step) -> Tensor:
         """The loss of one batch."""
         loss = supervised(step)
-        for name, parameter in step.model.named_parameters():
-            if parameter.requires_grad:
-                loss = loss + 0.5 * self.mu * (parameter - step.received[name]).square().sum()
+        for name, parameter in step.model.named_parameters():  # a frozen one is where it was: it adds nothing
+            loss = loss + 0.5 * self.mu * (parameter - step.received[name]).square().sum()
         return loss
 
 
@@ -75,7 +75,7 @@ def _global(name: str, phase: Phase, eta_g: float, options: dict[str, Any]) -> M
 
 def _finetuned(name: str, phase: Phase, epochs: int | None, eta_g: float, options: dict[str, Any]) -> Method:
     at_least_one(finetune_epochs=epochs)
-    tuning = (Phase(objective=phase.objective, epochs=epochs),)
+    tuning = (replace(phase, epochs=epochs),)
     return Method(
         name=name,
         plan=lambda anatomy: Plan(split=Split.of(anatomy), phases=(phase,), refresh=tuning, newcomer=tuning),

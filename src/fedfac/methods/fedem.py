@@ -15,15 +15,13 @@ the cohort's Σ n_k, not over all clients.
 from __future__ import annotations
 
 import copy
-import inspect
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ModelError
-from fedfac.method import Begin, Loss, Method, Phase, Plan, Step, at_least_one
+from fedfac.method import Begin, Method, Phase, Plan, Step, at_least_one, per_sample
 from fedfac.seeds import global_stream
 from fedfac.split import Split
 from fedfac.state import references, same
@@ -115,16 +113,6 @@ def weighted_loss(step: Step) -> Tensor:
         losses = per_sample(step.loss, component(step.inputs), step.targets)
         total = total + (q[:, m].to(losses.dtype) * losses).mean()
     return total
-
-
-def per_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """A mean loss, taken of every sample by itself."""
-    if "reduction" in inspect.signature(loss).parameters:
-        each = loss(outputs, targets, reduction="none")  # type: ignore[call-arg]
-        if each.ndim == 1:
-            return each
-    one: Tensor = vmap(lambda o, t: loss(o[None], t[None]))(outputs, targets)
-    return one
 
 
 def _log_likelihoods(begin: Begin) -> Tensor:

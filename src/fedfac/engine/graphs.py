@@ -1,0 +1,304 @@
+"""Training steps and forward passes as captured CUDA graphs: what makes a lane on a GPU fast.
+
+An eager step of a small model is hundreds of kernel launches from Python; a replay of its graph is one call. A lane
+captures the step once for every phase and batch size, with its own tensors, and replays it for every client: loading
+a client means copying its numbers into the lane's tensors and zeroing the optimiser's state. A batch is gathered
+inside the graph, from the samples resident on the device, by an order that is uploaded once per client. The random
+numbers come from a generator that the graph reads at replay.
+
+What cannot be captured (a model that waits for its own numbers, or that draws from the global generator) takes its
+steps eagerly; the engine says so once.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedfac.data.federation import Pool
+from fedfac.errors import EngineWarning
+from fedfac.evaluate import predict
+from fedfac.method import supervised
+from fedfac.noise import taking_turns
+from fedfac.numerics import Numerics
+from fedfac.state import State, clone, copy_into
+from fedfac.training import Work, eager
+
+LEAST = 1 << 14  # room for this many sample numbers at first
+
+
+class Gate:
+    """Many lanes work at a time, or one captures alone: nothing else may run while a graph is recorded."""
+
+    def __init__(self) -> None:
+        self._change = threading.Condition()
+        self._inside = 0
+        self._wanted = 0
+        self._alone = False
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Among others."""
+        with self._change:
+            self._change.wait_for(lambda: not self._alone and not self._wanted)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._change:
+                self._inside -= 1
+                self._change.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """From inside :meth:`open`: step out, wait until all others are out, and be alone."""
+        with self._change:
+            self._inside -= 1
+            self._wanted += 1
+            self._change.notify_all()
+            self._change.wait_for(lambda: not self._alone and not self._inside)
+            self._wanted -= 1
+            self._alone = True
+        try:
+            yield
+        finally:
+            with self._change:
+                self._alone = False
+                self._inside += 1
+                self._change.notify_all()
+
+
+@dataclass
+class Recorder:
+    """What the graphs of one lane have in common."""
+
+    state: State  # the lane's tensors
+    stream: torch.cuda.Stream
+    gate: Gate
+    resident: Pool | None  # samples at fixed places of the device's memory, if the federation has them
+    generator: torch.Generator
+    memory: Any = field(default_factory=lambda: torch.cuda.graph_pool_handle())  # one pool for all graphs of the lane
+
+    def record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """A graph of ``run``, which is run once before it; call it alone, inside :meth:`untouched`."""
+        run()
+        self.stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.generator)
+        graph.capture_begin(pool=self.memory, capture_error_mode="thread_local")
+        try:
+            run()
+        finally:
+            graph.capture_end()
+        return graph
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """Afterwards the lane's tensors and its generator are as they were."""
+        before, drawn = clone(self.state), self.generator.get_state()
+        try:
+            yield
+        finally:
+            copy_into(self.state, before)
+            self.generator.set_state(drawn)
+
+
+class GraphSteps:
+    """A lane's way to take steps: replays. One :class:`_Slot` for every phase."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._slots: dict[Any, _Slot] = {}
+        self._refused: set[int] = set()
+
+    def __call__(self, work: Work, batches: Sequence[Tensor]) -> None:
+        """Take the steps of a phase."""
+        if id(work.phase) in self._refused or not _capturable(work):
+            return eager(work, batches)
+        key = (id(work.phase), work.data.augment)
+        slot = self._slots.get(key)
+        if slot is None or not slot.fits(work, batches):
+            slot = self._slots[key] = _Slot(self.recorder, work, batches)
+        sizes = [len(index) for index in batches]
+        missing = sorted(set(sizes) - slot.graphs.keys(), reverse=True)
+        if missing:
+            try:
+                with self.recorder.gate.alone(), self.recorder.untouched():
+                    slot.load(work, batches)
+                    for size in missing:
+                        slot.capture(size, work)
+            except RuntimeError as error:
+                self._refused.add(id(work.phase))
+                del self._slots[key]
+                note(error)
+                return eager(work, batches)
+        slot.load(work, batches)
+        for number, size in enumerate(sizes):
+            slot.bring(work, batches[number])
+            slot.graphs[size].replay()
+        slot.hand_back(work)
+        return None
+
+
+def _capturable(work: Work) -> bool:
+    known = work.context is None or isinstance(work.context, Tensor)
+    return known and work.seeded is not taking_turns
+
+
+def note(error: Exception) -> None:
+    """Say that a model runs eagerly, and why."""
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    warnings.warn(
+        f"this model cannot be captured as a CUDA graph and runs eagerly, which is slower: {reason}",
+        EngineWarning,
+        stacklevel=2,
+    )
+
+
+@dataclass
+class _Tray:
+    """A pool at a fixed place: the batch that the next replay eats (for clients whose samples are not resident)."""
+
+    batches: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        return self.batches[len(index)]
+
+    def to(self, device: torch.device) -> _Tray:
+        return self
+
+
+class _Slot:
+    """One phase on one lane: tensors at fixed places, an optimiser, and a graph for every batch size."""
+
+    def __init__(self, recorder: Recorder, work: Work, batches: Sequence[Tensor]) -> None:
+        device = work.numerics.device
+        self.recorder = recorder
+        self.resident = work.data.pool is recorder.resident
+        self.tray = _Tray()
+        self.order = torch.zeros(_room(sum(map(len, batches))), dtype=torch.int64, device=device)
+        self.place = torch.zeros((), dtype=torch.int64, device=device)  # how far the steps have come
+        self.ahead = torch.arange(max(map(len, batches)) + work.local.batch_size + 1, device=device)
+        self.numbers = torch.zeros(_room(work.data.size), dtype=torch.int64, device=device)
+        context = work.context
+        if isinstance(context, Tensor):
+            context = context.new_zeros((len(self.numbers), *context.shape[1:]))
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.optimizer = work.local.make_optimizer(work.trained, capturable=True)
+        self.work = replace(
+            work,
+            data=replace(work.data, pool=work.data.pool if self.resident else self.tray, train=self.numbers),
+            received=clone(work.received) if work.phase.objective is not supervised else {},
+            context=context,
+            held=[(tensor, stays.clone(), value.clone()) for tensor, stays, value in work.held],
+            draws=recorder.generator,
+            total=torch.zeros_like(work.total),
+        )
+
+    def fits(self, work: Work, batches: Sequence[Tensor]) -> bool:
+        """Whether the client has no more samples and steps than there is room for."""
+        resident = work.data.pool is self.recorder.resident
+        return (
+            self.resident == resident
+            and sum(map(len, batches)) <= len(self.order)
+            and work.data.size <= len(self.numbers)
+        )
+
+    def load(self, work: Work, batches: Sequence[Tensor]) -> None:
+        """Bring a client's numbers to the places that the graphs read."""
+        order = torch.cat(list(batches))
+        self.order[: len(order)].copy_(order, non_blocking=True)
+        self.place.zero_()
+        self.work.total.zero_()
+        if self.resident:
+            self.numbers[: work.data.size].copy_(work.data.train, non_blocking=True)
+        if isinstance(work.context, Tensor):
+            self.work.context[: len(work.context)].copy_(work.context)
+        copy_into(self.work.received, {name: work.received[name] for name in self.work.received})
+        for (_, stays, value), (_, new_stays, new_value) in zip(self.work.held, work.held, strict=True):
+            stays.copy_(new_stays)
+            value.copy_(new_value)
+        self.recorder.generator.set_state(work.draws.get_state())
+        kept = [value for state in self.optimizer.state.values() for value in state.values()]
+        if tensors := [value for value in kept if isinstance(value, Tensor)]:
+            torch._foreach_zero_(tensors)
+
+    def capture(self, size: int, work: Work) -> None:
+        """Record the step for batches of one size."""
+        if not self.resident:
+            inputs, targets = work.data.pool.batch(work.data.train[torch.zeros(size, dtype=torch.int64)])
+            self.tray.batches[size] = inputs.clone(), targets.clone()
+
+        def run() -> None:
+            self.work.step(self.optimizer, self.order[self.place + self.ahead[:size]])
+            self.place.add_(size)
+
+        self.place.zero_()
+        self.graphs[size] = self.recorder.record(run)
+
+    def bring(self, work: Work, index: Tensor) -> None:
+        """Put the next batch onto the tray, unless the graph gathers it by itself."""
+        if not self.resident:
+            for place, tensor in zip(
+                self.tray.batches[len(index)], work.data.pool.batch(work.data.train[index]), strict=True
+            ):
+                place.copy_(tensor)
+
+    def hand_back(self, work: Work) -> None:
+        """The client goes on where the replays have ended."""
+        work.total.add_(self.work.total)
+        work.draws.set_state(self.recorder.generator.get_state())
+
+
+class GraphForward:
+    """A lane's way to predict: replays of a forward pass over a fixed number of samples, the rest is padding.
+
+    In evaluation mode samples do not see each other, so padding changes nothing.
+    """
+
+    def __init__(self, recorder: Recorder, model: nn.Module, numerics: Numerics) -> None:
+        self.recorder, self.model, self.numerics = recorder, model, numerics
+        self._made: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Any, Tensor]] = {}
+        self._refused = False
+
+    def __call__(self, pool: Pool, index: Tensor) -> tuple[Any, Tensor]:
+        """Outputs and targets of some samples; the outputs are overwritten by the next call."""
+        if self._refused or pool is not self.recorder.resident:
+            return predict(self.model, self.numerics, pool, index)
+        room = 1 << max(5, (len(index) - 1).bit_length())
+        if room not in self._made:
+            try:
+                with self.recorder.gate.alone():
+                    self._made[room] = self._capture(pool, room)
+            except RuntimeError as error:
+                self._refused = True
+                note(error)
+                return predict(self.model, self.numerics, pool, index)
+        graph, numbers, outputs, targets = self._made[room]
+        numbers[: len(index)].copy_(index, non_blocking=True)
+        graph.replay()
+        return outputs[: len(index)], targets[: len(index)]
+
+    def _capture(self, pool: Pool, room: int) -> tuple[torch.cuda.CUDAGraph, Tensor, Any, Tensor]:
+        numbers = torch.zeros(room, dtype=torch.int64, device=self.numerics.device)
+        found: list[Any] = []
+
+        def run() -> None:
+            found[:] = predict(self.model, self.numerics, pool, numbers)
+
+        graph = self.recorder.record(run)
+        outputs, targets = found
+        if not isinstance(outputs, Tensor):
+            raise RuntimeError(f"its output is a {type(outputs).__name__}, not one tensor")
+        return graph, numbers, outputs, targets
+
+
+def _room(count: int) -> int:
+    return max(LEAST, 1 << (count - 1).bit_length())
