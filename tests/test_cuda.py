@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,8 +14,11 @@ from torch import nn
 import fedfac
 from fedfac import methods
 from fedfac.conformance import small_federation, small_model
-from fedfac.seeds import global_stream
+from fedfac.engine.graphs import GraphForward, GraphSteps, Recorder
+from fedfac.evaluate import predict
+from fedfac.seeds import global_stream, stream
 from fedfac.state import same
+from fedfac.training import eager
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -37,6 +43,7 @@ def test_a_gpu_gives_what_a_cpu_gives(name: str) -> None:
             optimizer="sgd",
             lr=0.05,
             device=device,
+            precision="fp32",
         )
         for device in ("cpu", "cuda")
     ]
@@ -46,21 +53,161 @@ def test_a_gpu_gives_what_a_cpu_gives(name: str) -> None:
 
 
 def test_dropout_on_a_gpu_is_seeded_and_resume_works(tmp_path: Path) -> None:
-    torch.backends.cudnn.deterministic = True
-    try:
-        arguments = {"method": methods.fedfac(layers=[1]), "cohort": 3, "epochs": 1, "batch_size": 8, "device": "cuda"}
-        straight = fedfac.fit(small_model(), small_federation(), rounds=3, **arguments)  # type: ignore[arg-type]
-        fedfac.fit(small_model(), small_federation(), rounds=1, out=tmp_path / "r", **arguments)  # type: ignore[arg-type]
-        resumed = fedfac.fit(
-            small_model(),
-            small_federation(),
-            rounds=3,
-            out=tmp_path / "r",
-            resume=True,
-            **arguments,  # type: ignore[arg-type]
-        )
-    finally:
-        torch.backends.cudnn.deterministic = False
+    arguments: dict[str, Any] = {
+        "method": methods.fedfac(layers=[1]),
+        "cohort": 3,
+        "epochs": 1,
+        "batch_size": 8,
+        "device": "cuda",
+        "deterministic": True,
+    }
+    straight = fedfac.fit(small_model(), small_federation(), rounds=3, **arguments)
+    fedfac.fit(small_model(), small_federation(), rounds=1, out=tmp_path / "r", **arguments)
+    resumed = fedfac.fit(small_model(), small_federation(), rounds=3, out=tmp_path / "r", resume=True, **arguments)
     assert resumed.records == straight.records
     assert same(resumed.server, straight.server)
     assert next(resumed.model(0).parameters()).device.type == "cpu"
+
+
+def one_batch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lanes that never capture anything."""
+    monkeypatch.setattr(GraphSteps, "__call__", lambda self, work, batches: eager(work, batches))
+    monkeypatch.setattr(
+        GraphForward, "__call__", lambda self, pool, index: predict(self.model, self.numerics, pool, index)
+    )
+
+
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Says what is recorded."""
+    made: list[str] = []
+    record = Recorder.record
+
+    def watched(self: Recorder, run: Any) -> Any:
+        made.append(threading.current_thread().name)
+        return record(self, run)
+
+    monkeypatch.setattr(Recorder, "record", watched)
+    return made
+
+
+@pytest.mark.parametrize("name", sorted(methods.METHODS))
+@pytest.mark.parametrize("kind", ["plain", "dropout and batch norm"])
+def test_replays_are_the_eager_steps(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = captured(monkeypatch)
+    model = smooth_model() if kind == "plain" else small_model()
+    arguments: dict[str, Any] = {
+        "rounds": 3, "cohort": 4, "epochs": 2, "batch_size": 8, "device": "cuda", "precision": "fp32",
+        "deterministic": True, "stack": False, "evaluate_every": 1,
+    }  # fmt: skip
+    graphs = fedfac.fit(model, small_federation(), method=methods.build(name), lanes=3, **arguments)
+    assert made
+    one_batch_at_a_time(monkeypatch)
+    eagerly = fedfac.fit(model, small_federation(), method=methods.build(name), lanes=1, **arguments)
+    for client in range(3):
+        for tensor, value in eagerly.state(client).items():
+            torch.testing.assert_close(graphs.state(client)[tensor], value, rtol=1e-3, atol=1e-4)
+    for a, b in zip(graphs.records, eagerly.records, strict=True):
+        assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-3)
+        assert a["test"]["loss"] == pytest.approx(b["test"]["loss"], abs=1e-3)
+
+
+def test_any_number_of_lanes_gives_the_same_bits_if_asked_to() -> None:
+    arguments: dict[str, Any] = {"rounds": 2, "cohort": 5, "epochs": 1, "batch_size": 8, "deterministic": True}
+    one, four = (
+        fedfac.fit(small_model(), small_federation(), method=methods.fedper(), lanes=n, device="cuda", **arguments)
+        for n in (1, 4)
+    )
+    assert same(one.server, four.server)
+    assert one.records == four.records
+
+
+class Waits(nn.Module):
+    """Looks at its own numbers, which no graph can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = smooth_model()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.body(x)
+        return y if float(y.sum()) > -1e9 else -y
+
+
+def test_a_model_that_cannot_be_captured_runs_eagerly_with_a_note() -> None:
+    arguments: dict[str, Any] = {"rounds": 2, "cohort": 3, "epochs": 1, "batch_size": 8, "precision": "fp32"}
+    with pytest.warns(fedfac.errors.EngineWarning, match="cannot be captured as a CUDA graph and runs eagerly"):
+        result = fedfac.fit(Waits(), small_federation(), method=methods.fedavg(), device="cuda", lanes=2, **arguments)
+    plain = fedfac.fit(Waits(), small_federation(), method=methods.fedavg(), device="cpu", **arguments)
+    for name, tensor in plain.server.items():
+        torch.testing.assert_close(result.server[name], tensor, rtol=1e-3, atol=1e-3)
+
+
+def test_lazy_clients_are_captured_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = captured(monkeypatch)
+    arrays = []
+    for number in range(6):
+        rng = stream(0, "lazy", number)
+        n = 15 + number
+        x, y = rng.normal(size=(n, 2, 6, 6)).astype(np.float32), rng.integers(0, 3, n)
+        arrays.append((x[4:], y[4:], x[:4], y[:4]))
+    data = fedfac.Federation.lazy(6, lambda i: arrays[i], classes=3)
+    arguments: dict[str, Any] = {"rounds": 3, "cohort": 4, "epochs": 2, "batch_size": 8, "precision": "fp32"}
+    results = [
+        fedfac.fit(smooth_model(), data, method=methods.fedper(), device=device, **arguments)
+        for device in ("cpu", "cuda")
+    ]
+    assert made
+    for name, tensor in results[0].server.items():
+        torch.testing.assert_close(results[1].server[name], tensor, rtol=1e-3, atol=1e-3)
+
+
+def test_stacked_clients_on_a_gpu() -> None:
+    with global_stream(0, "mlp"):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(72, 16), nn.ReLU(), nn.Linear(16, 3))
+    arguments: dict[str, Any] = {"rounds": 3, "cohort": 4, "epochs": 2, "batch_size": 8, "stack": True}
+    cpu, gpu = (
+        fedfac.fit(model, small_federation(), method=methods.fedfac(layers=[1]), device=device, **arguments)
+        for device in ("cpu", "cuda")
+    )
+    assert cpu.splits == gpu.splits
+    for name, tensor in cpu.server.items():
+        torch.testing.assert_close(gpu.server[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_convolutions_are_in_bf16_and_channels_last_by_themselves() -> None:
+    seen = []
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        seen.append(outputs.dtype)
+        return nn.functional.cross_entropy(outputs.float(), targets)
+
+    result = fedfac.fit(
+        smooth_model(), small_federation(), method=methods.fedavg(), rounds=1, cohort=2, epochs=1, batch_size=8,
+        device="cuda", loss=loss,
+    )  # fmt: skip
+    assert torch.bfloat16 in seen
+    assert result.server["0.weight"].dtype == torch.float32
+
+
+def test_augmentation_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedfac.data.federation import ArrayPool
+
+    def shift(inputs: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
+        return inputs + torch.randn(inputs.shape, generator=draws, device=inputs.device)
+
+    rng = stream(0, "augment")
+    pool = ArrayPool(
+        torch.from_numpy(rng.normal(size=(90, 2, 6, 6)).astype(np.float32)), torch.from_numpy(rng.integers(0, 3, 90))
+    )
+    parts = {str(i): (range(i * 15, i * 15 + 12), range(i * 15 + 12, i * 15 + 15)) for i in range(6)}
+    data = fedfac.Federation.from_pool(pool, parts, classes=3, fingerprint="x", augment=shift)
+    arguments: dict[str, Any] = {
+        "rounds": 2, "cohort": 4, "epochs": 2, "batch_size": 8, "precision": "fp32", "deterministic": True,
+    }  # fmt: skip
+    graphs = fedfac.fit(smooth_model(), data, method=methods.fedavg(), device="cuda", **arguments)
+    again = fedfac.fit(smooth_model(), data, method=methods.fedavg(), device="cuda", **arguments)
+    assert same(graphs.server, again.server)
+    one_batch_at_a_time(monkeypatch)
+    eagerly = fedfac.fit(smooth_model(), data, method=methods.fedavg(), device="cuda", lanes=1, **arguments)
+    for name, tensor in eagerly.server.items():
+        torch.testing.assert_close(graphs.server[name], tensor, rtol=1e-3, atol=1e-4)

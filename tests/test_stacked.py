@@ -35,13 +35,11 @@ def clients(sizes: tuple[int, ...] = SIZES, *, classes: int | None = 3) -> list[
     made = []
     for number, size in enumerate(sizes):
         rng = stream(1, "stacked data", number)
-        parts = [
-            (rng.normal(size=(n, 2, 3)).astype(np.float32) + number, rng.integers(0, 3, n)) for n in (size, 5 + number)
-        ]
-        (x, y), (x_test, y_test) = parts
+        x, x_test = (rng.normal(size=(n, 2, 3)).astype(np.float32) + number for n in (size, 5 + number))
+        labels: list[Any] = [rng.integers(0, 3, n) for n in (size, 5 + number)]
         if classes is None:
-            y, y_test = (np.asarray(v, dtype=np.float32)[:, None] for v in (y, y_test))
-        made.append((x, y, x_test, y_test))
+            labels = [own.astype(np.float32)[:, None] for own in labels]
+        made.append((x, labels[0], x_test, labels[1]))
     return made
 
 

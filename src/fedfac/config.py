@@ -60,9 +60,15 @@ class TrainConfig:
     momentum: float = _option(0.0, "momentum of sgd")
     weight_decay: float = _option(0.0, "weight decay")
     seed: int = _option(0, "everything random is a function of it")
-    evaluate_every: int = _option(1, "test every so many rounds")
+    evaluate_every: int | None = _option(
+        None, "test every so many rounds (default: as often as it costs a fifth of the training at most)"
+    )
     evaluate_clients: int | None = _option(None, "test on that many clients only")
     newcomers: float = _option(0.0, "share of clients kept out of training, for 'fedfac newcomers'")
+    precision: str = _option("auto", "fp32, tf32 or bf16; auto: bf16 for convolutional models on a GPU, else fp32")
+    layout: str = _option("auto", "contiguous or channels-last; auto: channels-last for convolutional models")
+    deterministic: bool = _option(False, "on a GPU: only kernels that give the same bits every time (slower)")
+    stack: bool | None = _option(None, "train the clients of a small fully connected model as one (default: if it is)")
 
 
 @dataclass(frozen=True, kw_only=True)

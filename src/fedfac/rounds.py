@@ -36,6 +36,7 @@ from fedfac.numerics import Numerics
 from fedfac.preflight import (
     check_fits,
     cohort_size,
+    evaluation_interval,
     hold_out_newcomers,
     json_like,
     tested_clients,
@@ -59,7 +60,7 @@ class Settings:
     rate: float | None = None
     cohort: int | None = None
     seed: int = 0
-    evaluate_every: int = 1
+    evaluate_every: int | None = None
     evaluate_clients: int | None = None
     metrics: Mapping[str, evaluate.Metric] | Sequence[str] | None = None
     newcomers: float = 0.0
@@ -91,7 +92,7 @@ def fit(
     weight_decay: float = 0.0,
     loss: Loss = F.cross_entropy,
     seed: int = 0,
-    evaluate_every: int = 1,
+    evaluate_every: int | None = None,
     evaluate_clients: int | None = None,
     metrics: Mapping[str, evaluate.Metric] | Sequence[str] | None = None,
     newcomers: float = 0.0,
@@ -129,7 +130,8 @@ def fit(
     seed
         Everything random is a function of it.
     evaluate_every, evaluate_clients, metrics
-        Test every so many rounds (and after the last one), on all clients or on that many of them; further
+        Test every so many rounds (and after the last one; by default as often as it costs a fifth of the training
+        at most, counted in samples), on all clients or on that many of them; further
         figures by name (``"mse"``, ``"mae"``, ``"r2"``) or as functions of (outputs, targets).
     newcomers
         The share of clients that is kept out of training, to be served afterwards (``result.adapt``).
@@ -213,6 +215,9 @@ class Session:
         self.plan = method.plan(Anatomy.of(self.template))
         start = state_of(self.template)
         check_fits(self.template, federation, local)
+        self.evaluate_every = settings.evaluate_every or evaluation_interval(
+            federation, self.tested, self.cohort, self.plan, local.epochs
+        )
         self.run = self._open_run(start, metrics)
         self.records: list[Record] = []
         self.masks: dict[int, Mapping[str, tuple[bool, ...]]] = {}
@@ -299,7 +304,7 @@ class Session:
             clock.lap("aggregate")
         record["shared_share"] = self.split.shared_share
         record["split"] = _split_record(self.split, before, decision)
-        test = number > 0 and (number % self.settings.evaluate_every == 0 or number == self.settings.rounds)
+        test = number > 0 and (number % self.evaluate_every == 0 or number == self.settings.rounds)
         if test:
             scores = self.engine.evaluate(number, self.server, self.split, self.tested)
             record |= {part: evaluate.summary(own, self.plan.evaluates) for part, own in scores.items()}
@@ -372,7 +377,7 @@ class Session:
             "local": self.local.describe(),
             "cohort": self.cohort,
             "seed": self.seed,
-            "evaluate_every": settings.evaluate_every,
+            "evaluate_every": self.evaluate_every,
             "evaluate_clients": settings.evaluate_clients,
             "metrics": list(metrics),
             "newcomers": settings.newcomers,
