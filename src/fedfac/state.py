@@ -31,9 +31,12 @@ def state_of(model: nn.Module) -> State:
     return clone(references(model))
 
 
+@torch.no_grad()
 def clone(state: Mapping[str, Tensor]) -> State:
     """A deep copy."""
-    return {name: t.clone() for name, t in state.items()}
+    copied = {name: torch.empty_like(t) for name, t in state.items()}
+    copy_into(copied, state)
+    return copied
 
 
 @torch.no_grad()
@@ -76,8 +79,11 @@ def check_same_tensors(model: Mapping[str, Tensor], checkpoint: Mapping[str, Ten
 
 def is_finite(state: Mapping[str, Tensor]) -> bool:
     """Whether no tensor holds an infinity or a NaN; a GPU is waited for once."""
-    largest = [t.abs().max() for t in state.values() if t.is_floating_point() and t.numel()]
-    return not largest or bool(torch.isfinite(torch.stack([value.double() for value in largest])).all())
+    tensors = [t for t in state.values() if t.is_floating_point() and t.numel()]
+    if not tensors:
+        return True
+    largest = torch._foreach_norm(tensors, float("inf"))
+    return bool(torch.isfinite(torch.stack([value.double() for value in largest])).all())
 
 
 def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:

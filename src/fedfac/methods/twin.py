@@ -44,8 +44,8 @@ class Twin(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The client's prediction."""
-        output: Tensor = self.predict(inputs) if bool(self.begun) else self.shared(inputs)
-        return output
+        # both, rather than a branch: a GPU's graph cannot look at a number and then decide
+        return torch.where(self.begun.bool(), self.predict(inputs), self.shared(inputs))
 
     def predict(self, inputs: Tensor) -> Tensor:
         """The prediction of a client that has a copy of its own."""
