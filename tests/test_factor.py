@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -277,6 +278,72 @@ def test_the_given_correlation_is_not_changed() -> None:
     R = torch.from_numpy(TWO.copy())
     factor_analysis(R, kappa=0.8)
     assert np.array_equal(R.numpy(), TWO)
+
+
+# --- going on, and stopping early ----------------------------------------------------------------------------------
+
+
+def test_going_on_from_an_iterate_is_the_iteration_that_never_stopped() -> None:
+    for seed in range(10):
+        R = torch.from_numpy(random_correlation(seed, 12, 15))
+        whole = factor_analysis(R, kappa=0.85, tolerance=0, max_iterations=30)
+        half = factor_analysis(R, kappa=0.85, tolerance=0, max_iterations=10)
+        rest = factor_analysis(R, kappa=0.85, tolerance=0, max_iterations=20, start=half.communality)
+        assert rest.n_factors == whole.n_factors
+        assert torch.allclose(rest.communality, whole.communality, atol=1e-10)
+        assert not torch.allclose(half.communality, whole.communality, atol=1e-6)
+
+
+def test_a_start_at_the_fixed_point_ends_at_once() -> None:
+    there = factor_analysis(torch.from_numpy(TWO), kappa=0.8, start=torch.tensor([0.6, 0.6]))
+    assert (there.iterations, there.converged, there.stopped) == (1, True, "tolerance")
+    assert there.communality.tolist() == pytest.approx([0.6, 0.6])
+
+
+def masks_in_turn(*masks: list[bool]) -> Callable[[torch.Tensor], list[bool]]:
+    """Whatever ν is: first this mask, then that one, and the last one for ever."""
+    turn = iter(masks)
+    last: list[bool] = []
+
+    def sides(nu: torch.Tensor) -> list[bool]:
+        nonlocal last
+        last = next(turn, last)
+        return last
+
+    return sides
+
+
+def test_it_stops_once_the_mask_has_stood_still_for_two_iterations() -> None:
+    a, b = [True, False], [False, True]
+    for sequence, iterations in (([a], 2), ([a, b], 3), ([a, a, b, b], 4), ([a, b, a, b, a], 6)):
+        made = factor_analysis(torch.from_numpy(TWO), kappa=0.8, sides=masks_in_turn(*sequence))
+        assert (made.iterations, made.converged, made.stopped) == (iterations, False, "settled"), sequence
+    hopeless = factor_analysis(torch.from_numpy(TWO), kappa=0.8, max_iterations=4, sides=masks_in_turn(a, b, a, b, a))
+    assert (hopeless.iterations, hopeless.stopped) == (4, "iterations")
+
+
+@pytest.mark.parametrize(("flips", "iterations"), [(2, 2), (3, 3)])
+def test_one_element_in_a_hundred_may_still_change_sides(flips: int, iterations: int) -> None:
+    R = torch.from_numpy(random_correlation(0, 200, 400))
+    first, then = [False] * 200, [True] * flips + [False] * (200 - flips)
+    assert factor_analysis(R, kappa=0.5, sides=masks_in_turn(first, then)).iterations == iterations
+
+
+def test_why_it_stopped() -> None:
+    R = torch.from_numpy(TWO)
+    assert factor_analysis(R, kappa=0.8).stopped == "tolerance"
+    assert factor_analysis(R, kappa=0.8, max_iterations=3).stopped == "iterations"
+    for estimator in ("principal-component", "leverage"):
+        made = factor_analysis(
+            R, kappa=0.8, estimator=estimator, start=torch.zeros(2), sides=lambda nu: [bool(x > 0) for x in nu]
+        )
+        assert (made.stopped, made.converged, made.iterations) == ("closed form", True, 0)
+
+
+def test_a_start_has_one_number_an_element() -> None:
+    assert message(ConfigError, lambda: factor_analysis(torch.eye(3), kappa=0.8, start=torch.zeros(2))) == (
+        "start is of shape (2,); it is one ν for each of the 3 elements"
+    )
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------

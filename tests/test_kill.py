@@ -30,7 +30,10 @@ def finish(*arguments: str) -> None:
 def tables(folder: Path) -> dict[str, list[Any]]:
     """Every row of the state, tensors as their bytes."""
     with sqlite3.connect(folder / "state.sqlite") as db:
-        return {t: db.execute(f"SELECT * FROM {t} ORDER BY 1").fetchall() for t in ("rounds", "server", "personal")}
+        return {
+            t: db.execute(f"SELECT * FROM {t} ORDER BY 1").fetchall()
+            for t in ("rounds", "server", "memory", "personal")
+        }
 
 
 @pytest.mark.parametrize("method", ["fedfac", "fedfac-static"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping
 from functools import reduce
 from operator import add
 from typing import Any
@@ -16,11 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fedfac import experiment
 from fedfac.anatomy import Anatomy
+from fedfac.config import Config
+from fedfac.conformance import Watched
+from fedfac.engine.protocol import Engine
 from fedfac.errors import ConfigError, LayerError
 from fedfac.factor import factor_analysis
 from fedfac.moments import Additive, Moments, Spread
-from fedfac.rules import FactorRule, RandomRule, Threshold, VarianceRule, decide, per_layer
+from fedfac.rules import FactorRule, RandomRule, Scores, Threshold, VarianceRule, decide, per_layer
 from fedfac.split import Split
 
 Matrix = npt.NDArray[np.float64]
@@ -162,7 +168,7 @@ def test_the_record_says_how_factor_analysis_ended() -> None:
 def test_a_layer_of_dead_elements_is_survived() -> None:
     made = factor_rule().score("0", 6, total_of(factor_rule(), [np.zeros((9, 6))] * 2), seed=0, round=0)
     assert made.values.tolist() == [0] * 6
-    assert made.notes == {"factors": 0, "iterations": 0, "converged": True, "dead": 6}
+    assert made.notes == {"factors": 0, "iterations": 0, "converged": True, "stopped": "closed form", "dead": 6}
 
 
 @pytest.mark.parametrize("dead", [[3], [1, 3], [0, 1, 3, 4], [0, 1, 2, 3, 4, 5]])
@@ -201,6 +207,7 @@ def test_bad_settings_of_the_factor_rule_are_refused() -> None:
     assert message(ConfigError, lambda: factor_rule(estimator="leverag")) == (
         "estimator is 'leverag'. Did you mean 'leverage'?"
     )
+    assert message(ConfigError, lambda: factor_rule(solver="exakt")) == "solver is 'exakt'. Did you mean 'exact'?"
     assert message(ConfigError, lambda: factor_rule(on="gradients")) == (
         "on is 'gradients'; factor analysis is on weights or on updates"
     )
@@ -213,6 +220,118 @@ def test_a_rule_says_which_sums_it_needs() -> None:
     assert message(ConfigError, lambda: VarianceRule({}).score("fc", 6, None, seed=0, round=0)) == (
         "the variance rule needs the spread of layer 'fc'; it was given None"
     )
+
+
+# --- the fast solver, and its memory ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recorded() -> list[Moments]:
+    """The sums of a short run of FedFac on the digits, round by round."""
+    watched: list[Watched] = []
+
+    def watch(inner: Engine) -> Engine:
+        watched.append(Watched(inner))
+        return watched[-1]
+
+    config = {
+        "data": {"name": "digits", "clients": 20},
+        "method": {"name": "fedfac", "layers": ["fc1"]},
+        "train": {"rounds": 12, "cohort": 6, "epochs": 2, "batch_size": 16, "evaluate_every": 12},
+    }
+    experiment.session(Config.from_dict(config), engine=watch).drive()
+    sums = [made["fc1"] for made in watched[0].moments_seen]
+    return [total for total in sums if isinstance(total, Moments)]
+
+
+def decisions(recorded: list[Moments], solver: str) -> list[Scores]:
+    rule = FactorRule({"fc1": HALF}, {"fc1": 0.85}, solver=solver)
+    made = [rule.score("fc1", 64, recorded[0], seed=0, round=1)]
+    for number, total in enumerate(recorded[1:], start=2):
+        made.append(rule.score("fc1", 64, total, seed=0, round=number, memory=made[-1].memory))
+    return made
+
+
+def step(corr: Matrix, nu: Matrix, factors: int) -> Matrix:
+    """One principal-axis iteration, by definition."""
+    values, vectors = np.linalg.eigh(corr - np.diag(np.clip(1 - nu, 0, 1)))
+    leading = np.maximum(values[::-1][:factors], 0)
+    result: Matrix = (vectors[:, ::-1][:, :factors] ** 2 * leading).sum(1)
+    return result
+
+
+def test_the_fast_solver_goes_on_where_the_last_round_ended(recorded: list[Moments]) -> None:
+    fast, exact = decisions(recorded, "fast"), decisions(recorded, "exact")
+    assert torch.equal(fast[0].values, exact[0].values)
+    assert fast[0].notes == exact[0].notes
+    nu = fast[0].values.numpy()
+    for total, made in zip(recorded[1:], fast[1:], strict=True):
+        assert 1 <= made.notes["iterations"] <= 5
+        assert made.notes["stopped"] in ("settled", "iterations")
+        for _ in range(made.notes["iterations"]):
+            nu = step(total.correlation().numpy(), nu, made.notes["factors"])
+        assert np.abs(made.values.numpy() - nu).max() < 1e-9
+
+
+def test_the_exact_solver_is_factor_analysis_begun_anew(recorded: list[Moments]) -> None:
+    for total, made in zip(recorded, decisions(recorded, "exact"), strict=True):
+        assert torch.equal(made.values, factor_analysis(total.correlation(), kappa=0.85).communality)
+        assert made.memory == {}
+
+
+def test_with_the_fast_solver_fewer_elements_change_sides(recorded: list[Moments]) -> None:
+    def kept(made: list[Scores]) -> float:
+        masks = [HALF.cut(scores.values)[0] for scores in made]
+        pairs = [a == b for one, next_ in itertools.pairwise(masks) for a, b in zip(one, next_, strict=True)]
+        return sum(pairs) / len(pairs)
+
+    assert kept(decisions(recorded, "fast")) > 0.9 > kept(decisions(recorded, "exact"))
+
+
+def test_both_solvers_agree_where_the_iteration_has_a_limit_that_50_iterations_reach() -> None:
+    draws = np.random.default_rng(3)
+    strength = np.array([0.9, 0.1, 0.85, 0.05, 0.8, 0.15])
+    rounds = [
+        [np.outer(draws.normal(size=900), strength) + draws.normal(size=(900, 6)) * np.sqrt(1 - strength**2)]
+        for _ in range(6)
+    ]
+    fast, exact = (factor_rule(kappa={"0": 0.4}, solver=solver) for solver in ("fast", "exact"))
+    memory: Mapping[str, torch.Tensor] = {}
+    for number, blocks in enumerate(rounds):
+        total = total_of(fast, blocks)
+        made = fast.score("0", 6, total, seed=0, round=number, memory=memory)
+        memory = made.memory
+        wanted = exact.score("0", 6, total, seed=0, round=number)
+        assert HALF.cut(made.values)[0] == HALF.cut(wanted.values)[0] == (True, False, True, False, True, False)
+
+
+def test_an_element_that_comes_back_to_life_is_scored_again() -> None:
+    rule = factor_rule()
+    dead, alive = blocks_of(1), blocks_of(2)
+    for block in dead:
+        block[:, 4] = 0
+    first = rule.score("0", 6, total_of(rule, dead), seed=0, round=1)
+    assert first.memory["communality"][4] == 0
+    then = rule.score("0", 6, total_of(rule, alive), seed=0, round=2, memory=first.memory)
+    assert then.values[4] > 0.01
+
+
+@pytest.mark.parametrize("options", [{"solver": "exact"}, {"estimator": "leverage"}])
+def test_what_begins_anew_remembers_nothing(options: dict[str, Any]) -> None:
+    rule = factor_rule(**options)
+    assert rule.score("0", 6, total_of(rule, blocks_of(0)), seed=0, round=0).memory == {}
+    assert RandomRule({}).score("0", 6, None, seed=0, round=0).memory == {}
+
+
+def test_a_decision_remembers_by_layer() -> None:
+    split = Split.of(ANATOMY, layers=[ANATOMY.layer(1)])
+    rule = factor_rule()
+    sums = {"0": total_of(rule, blocks_of(0))}
+    first = decide(rule, split, sums, seed=0, round=1)
+    assert first.memory.keys() == {"0/communality"}
+    then = decide(rule, first.split, sums, seed=0, round=2, memory=first.memory)
+    alone = rule.score("0", 6, sums["0"], seed=0, round=2, memory={"communality": first.memory["0/communality"]})
+    assert then.scores["0"] == alone.values.tolist() != first.scores["0"]
 
 
 # --- random and variance -------------------------------------------------------------------------------------------

@@ -187,7 +187,7 @@ def test_a_truncated_state_is_refused(copy: Path, share: float) -> None:
 
 
 def test_flipped_bits_in_any_tensor_are_noticed(copy: Path) -> None:
-    for table, key in (("server", "0"), ("personal", "client")):
+    for table, key in (("server", "0"), ("memory", "0"), ("personal", "client")):
         damaged = copy.with_name(table)
         shutil.copytree(copy, damaged)
         with sqlite3.connect(damaged / "state.sqlite") as db:
@@ -196,6 +196,31 @@ def test_flipped_bits_in_any_tensor_are_noticed(copy: Path) -> None:
             db.execute(f"UPDATE {table} SET data = ? WHERE {key} = (SELECT min({key}) FROM {table})", (bytes(data),))
         with pytest.raises(RunError, match="does not match its checksum"):
             run(damaged, rounds=4, resume=True)
+
+
+def test_what_the_rule_remembers_is_part_of_the_round(finished: Path) -> None:
+    saved = RunDirectory.read(finished).checkpoint()
+    assert saved is not None
+    assert saved.memory.keys() == {"0/communality"}
+    assert saved.memory["0/communality"].tolist() == pytest.approx(
+        RunDirectory.read(finished).scores()[2]["0"], abs=1e-6
+    )
+
+
+def test_a_run_of_a_version_without_memory_goes_on(copy: Path) -> None:
+    with sqlite3.connect(copy / "state.sqlite") as db:
+        db.execute("DROP TABLE memory")
+    assert run(copy, rounds=3, resume=True).finished
+    saved = RunDirectory.read(copy).checkpoint()
+    assert saved is not None
+    assert saved.memory.keys() == {"0/communality"}
+
+
+def test_a_rule_without_memory_leaves_none(tmp_path: Path) -> None:
+    run(tmp_path / "run", method=methods.fedavg(), rounds=1)
+    saved = RunDirectory.read(tmp_path / "run").checkpoint()
+    assert saved is not None
+    assert saved.memory == {}
 
 
 def test_a_changed_record_is_noticed(copy: Path) -> None:

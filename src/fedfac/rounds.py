@@ -42,7 +42,7 @@ from fedfac.preflight import (
     tested_clients,
 )
 from fedfac.result import Result
-from fedfac.rules import Decision, decide
+from fedfac.rules import Decision, Memory, decide
 from fedfac.run import RunDirectory, check_same_run, read_config
 from fedfac.seeds import stream
 from fedfac.split import Split
@@ -224,6 +224,7 @@ class Session:
         self.client_table: list[dict[str, Any]] = []
         self.server = {name: t.to(device) for name, t in start.items()}
         self.split = self.plan.split
+        self.memory: Memory = {}  # what the rule remembers from round to round
         decides_once = self.plan.rule is not None and not self.plan.every_round
         self.next_round = 0 if decides_once else 1
         try:
@@ -294,8 +295,8 @@ class Session:
         if rule is not None and (number == 0 or self.plan.every_round):
             sums = self.engine.moments(rule) if rule.measures else {}
             clock.lap("moments")
-            decision = decide(rule, self.split, sums, seed=self.seed, round=number)
-            self.split = decision.split
+            decision = decide(rule, self.split, sums, seed=self.seed, round=number, memory=self.memory)
+            self.split, self.memory = decision.split, decision.memory
             clock.lap("decide")
         if number > 0:
             total = self.engine.collect(self.split)
@@ -318,6 +319,7 @@ class Session:
                 scores={} if decision is None else decision.scores,
                 clients=self.client_table if test else None,
                 timing=clock.seconds,
+                memory=self.memory,
             )
         self.records.append(record)
         self.masks[number] = self.split.masks
@@ -359,7 +361,7 @@ class Session:
         if self.run is None or saved is None:
             return
         self.server = {name: t.to(self.server[name].device) for name, t in saved.server.items()}
-        self.split = self.plan.split.with_masks(saved.masks)
+        self.split, self.memory = self.plan.split.with_masks(saved.masks), saved.memory
         self.records, self.masks = self.run.records(), dict(self.run.masks())
         self.client_table = self.run.clients()
         self.next_round = saved.round + 1

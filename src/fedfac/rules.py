@@ -16,12 +16,15 @@ from torch import Tensor
 
 from fedfac.anatomy import Anatomy, Layer, LayerKey
 from fedfac.errors import ConfigError, did_you_mean
-from fedfac.factor import ESTIMATORS, check_kappa, factor_analysis
+from fedfac.factor import ESTIMATORS, MAX_ITERATIONS, check_kappa, factor_analysis
 from fedfac.moments import Additive, Moments, Spread
 from fedfac.seeds import stream
 from fedfac.split import Mask, Split
 
 BASES = ("weights", "updates")
+SOLVERS = ("fast", "exact")
+WARM_ITERATIONS = 5  # of the fast solver in a round that can go on from an earlier one
+Memory = Mapping[str, Tensor]  # what a rule remembers from round to round
 
 
 @dataclass(frozen=True)
@@ -66,15 +69,17 @@ class Scores:
 
     values: Tensor
     notes: Mapping[str, Any] = field(default_factory=dict)
+    memory: Memory = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A new split, with the scores and notes behind every layer's mask."""
+    """A new split, with the scores and notes behind every layer's mask, and what the rule wants to remember."""
 
     split: Split
     scores: Mapping[str, list[float]]
     notes: Mapping[str, Mapping[str, Any]]
+    memory: Memory = field(default_factory=dict)
 
 
 class Rule(Protocol):
@@ -89,34 +94,65 @@ class Rule(Protocol):
     def measure(self, layer: Layer, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Additive | None:
         """What a client contributes, from its state before and after local training; None if nothing."""
 
-    def score(self, layer: str, elements: int, total: Additive | None, *, seed: int, round: int) -> Scores:
-        """Scores of one layer from the sum of all contributions."""
+    def score(
+        self,
+        layer: str,
+        elements: int,
+        total: Additive | None,
+        *,
+        seed: int,
+        round: int,
+        memory: Memory | None = None,
+    ) -> Scores:
+        """Scores of one layer from the sum of all contributions, and from what it remembers of that layer."""
 
 
-def decide(rule: Rule, split: Split, sums: Mapping[str, Additive], *, seed: int, round: int) -> Decision:
-    """Apply a rule to every layer that the split decides by element."""
+def decide(
+    rule: Rule,
+    split: Split,
+    sums: Mapping[str, Additive],
+    *,
+    seed: int,
+    round: int,
+    memory: Memory | None = None,
+) -> Decision:
+    """Apply a rule to every layer that the split decides by element.
+
+    ``memory`` is what the last decision returned as its own; tensors are named ``layer/what``.
+    """
     masks: dict[str, Mask] = {}
+    remembered: dict[str, Tensor] = {}
     scores: dict[str, list[float]] = {}
     notes: dict[str, Mapping[str, Any]] = {}
     for layer, old in split.masks.items():
-        made = rule.score(layer, len(old), sums.get(layer), seed=seed, round=round)
+        own = {name.removeprefix(f"{layer}/"): t for name, t in (memory or {}).items() if name.startswith(f"{layer}/")}
+        made = rule.score(layer, len(old), sums.get(layer), seed=seed, round=round, memory=own)
+        remembered |= {f"{layer}/{what}": tensor for what, tensor in made.memory.items()}
         masks[layer], value = rule.tau[layer].cut(made.values)
         scores[layer] = made.values.tolist()
         notes[layer] = {"tau": value if math.isfinite(value) else "inf", **made.notes}
-    return Decision(split.with_masks(masks), scores, notes)
+    return Decision(split.with_masks(masks), scores, notes, remembered)
 
 
 @dataclass(frozen=True)
 class FactorRule:
-    """FedFac's rule: the communality of an element (paper 4.1). A dead element has ν = 0."""
+    """FedFac's rule: the communality of an element (paper 4.1). A dead element has ν = 0.
+
+    The ``fast`` solver goes on from the last round's ν for a few iterations, until the mask is settled; its
+    first decision is the ``exact`` one, which begins anew every round (why: :mod:`fedfac.factor`). Both run where
+    the moments are.
+    """
 
     tau: Mapping[str, Threshold]
     kappa: Mapping[str, float]
     estimator: str = "principal-axis"
     on: str = "weights"
+    solver: str = "fast"
     measures: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        if self.solver not in SOLVERS:
+            raise ConfigError(f"solver is {self.solver!r}. {did_you_mean(self.solver, SOLVERS)}")
         for kappa in self.kappa.values():
             check_kappa(kappa)
         if self.estimator not in ESTIMATORS:
@@ -128,28 +164,48 @@ class FactorRule:
         """The client's moments of its weights (as the authors do) or of their updates."""
         return Moments.of(layer, after, minus=before if self.on == "updates" else None)
 
-    def score(self, layer: str, elements: int, total: Additive | None, *, seed: int, round: int) -> Scores:
+    def score(
+        self,
+        layer: str,
+        elements: int,
+        total: Additive | None,
+        *,
+        seed: int,
+        round: int,
+        memory: Memory | None = None,
+    ) -> Scores:
         """ν of every element, from factor analysis of the elements that have variance."""
         if not isinstance(total, Moments):
             raise ConfigError(f"factor analysis needs the moments of layer {layer!r}; it was given {total!r}")
         alive = ~total.dead
-        values = torch.zeros(elements, dtype=torch.float64)
+        values = torch.zeros(elements, dtype=torch.float64, device=alive.device)
         notes: dict[str, Any] = {
             "factors": 0,
             "iterations": 0,
             "converged": True,
+            "stopped": "closed form",
             "dead": int(total.dead.sum()),
         }
+        continues = self.solver == "fast" and self.estimator == "principal-axis"
+        before = (memory or {}).get("communality") if continues else None
         if bool(alive.any()):
-            correlation = total.correlation()[alive][:, alive].cpu()
-            found = factor_analysis(correlation, kappa=self.kappa[layer], estimator=self.estimator)
-            values[alive.cpu()] = found.communality
+            found = factor_analysis(
+                total.correlation()[alive][:, alive],
+                kappa=self.kappa[layer],
+                estimator=self.estimator,
+                max_iterations=MAX_ITERATIONS if before is None else WARM_ITERATIONS,
+                start=None if before is None else before.to(alive.device)[alive],
+                sides=None if before is None else lambda nu: self.tau[layer].cut(values.masked_scatter(alive, nu))[0],
+            )
+            values[alive] = found.communality
             notes |= {
                 "factors": found.n_factors,
                 "iterations": found.iterations,
                 "converged": found.converged,
+                "stopped": found.stopped,
             }
-        return Scores(values, notes)
+        values = values.cpu()
+        return Scores(values, notes, {"communality": values} if continues else {})
 
 
 @dataclass(frozen=True)
@@ -175,6 +231,7 @@ class RandomRule:
         *,
         seed: int,
         round: int,
+        memory: Memory | None = None,
     ) -> Scores:
         """Uniform numbers."""
         draws = stream(seed, "random split", layer, round if self.redraw else 0).random(elements)
@@ -192,7 +249,16 @@ class VarianceRule:
         """The client's sums."""
         return Spread.of(layer, after)
 
-    def score(self, layer: str, elements: int, total: Additive | None, *, seed: int, round: int) -> Scores:
+    def score(
+        self,
+        layer: str,
+        elements: int,
+        total: Additive | None,
+        *,
+        seed: int,
+        round: int,
+        memory: Memory | None = None,
+    ) -> Scores:
         """1 − Var_c / E‖z‖²."""
         if not isinstance(total, Spread):
             raise ConfigError(f"the variance rule needs the spread of layer {layer!r}; it was given {total!r}")

@@ -4,7 +4,7 @@
     partition.json  which sample is whose
     metrics.jsonl   one line a round, the same bytes for the same run
     timing.jsonl    seconds, kept apart because they differ from run to run
-    state.sqlite    records, splits, the server's state and every client's personal state
+    state.sqlite    records, splits, the server's state, what the rule remembers, every client's personal state
 
 A round is one transaction of ``state.sqlite``: a kill at any moment leaves the last whole round.
 ``metrics.jsonl`` is written from it. Tensors are safetensors bytes with a checksum; there is no pickle. One
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from torch import Tensor
 
 from fedfac.errors import RunError
 from fedfac.split import Split, mask_of, mask_text
@@ -37,6 +38,10 @@ CREATE TABLE server (id INTEGER PRIMARY KEY CHECK (id = 0), data BLOB NOT NULL, 
 CREATE TABLE personal (client INTEGER PRIMARY KEY, data BLOB NOT NULL, digest TEXT NOT NULL);
 CREATE TABLE evaluation (id INTEGER PRIMARY KEY CHECK (id = 0), round INTEGER NOT NULL, clients TEXT NOT NULL);
 """
+# only runs whose rule remembers something have it, and a run of an earlier version gets it when it needs it
+_MEMORY = """
+CREATE TABLE IF NOT EXISTS memory (id INTEGER PRIMARY KEY CHECK (id = 0), data BLOB NOT NULL, digest TEXT NOT NULL)
+"""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class Checkpoint:
     round: int
     server: State
     masks: Mapping[str, tuple[bool, ...]]
+    memory: State  # what the rule remembers
 
 
 class RunDirectory:
@@ -135,6 +141,7 @@ class RunDirectory:
         scores: Mapping[str, list[float]],
         clients: list[dict[str, Any]] | None,
         timing: Mapping[str, float],
+        memory: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Make a round whole: all of it is on disk after this, or none of it."""
         data = to_bytes(server)
@@ -145,6 +152,10 @@ class RunDirectory:
         self._begin()
         self._execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?)", (record["round"], *texts, _digest_of(texts)))
         self._execute("INSERT OR REPLACE INTO server VALUES (0, ?, ?)", (data, digest(data)))
+        if memory:
+            kept = to_bytes(memory)
+            self._execute(_MEMORY)
+            self._execute("INSERT OR REPLACE INTO memory VALUES (0, ?, ?)", (kept, digest(kept)))
         if clients is not None:
             self._execute("INSERT OR REPLACE INTO evaluation VALUES (0, ?, ?)", (record["round"], json.dumps(clients)))
         self._execute("COMMIT")
@@ -166,7 +177,13 @@ class RunDirectory:
         blob = self._one("SELECT data, digest FROM server")
         if blob is None:
             raise self._damaged("it has rounds but no server state")
-        return Checkpoint(row[0], self._state("the server's state", *blob), _masks(row[1]))
+        return Checkpoint(row[0], self._state("the server's state", *blob), _masks(row[1]), self._memory())
+
+    def _memory(self) -> State:
+        if self._one("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'memory'") is None:
+            return {}
+        blob = self._one("SELECT data, digest FROM memory")
+        return {} if blob is None else self._state("what the rule remembers", *blob)
 
     def records(self) -> list[dict[str, Any]]:
         """The records of all whole rounds."""

@@ -78,7 +78,7 @@ def show(facts: dict[str, Any], top: int) -> None:
         console.print(f"\n[bold]{layer}[/bold]: {entry['shared']} of {entry['elements']} elements shared")
         console.print(f"  {entry['mask'].translate({48: '░', 49: '█'})}  (█ shared, ░ personal)", soft_wrap=True)
         if "factors" in entry:
-            ended = "converged" if entry["converged"] else "not converged"
+            ended = entry.get("stopped") or ("converged" if entry["converged"] else "not converged")
             console.print(
                 f"  {entry['factors']} factors, {entry['iterations']} iterations ({ended}), "
                 f"{entry['dead']} dead elements, tau = {entry['tau']:.3f}"

@@ -19,7 +19,7 @@ from fedfac.anatomy import Anatomy, Layer, LayerKey
 from fedfac.errors import ConfigError, did_you_mean
 from fedfac.factor import ESTIMATORS, check_kappa
 from fedfac.method import PERSONAL, Method, Phase, Plan
-from fedfac.rules import FactorRule, RandomRule, Rule, Threshold, VarianceRule, per_layer
+from fedfac.rules import SOLVERS, FactorRule, RandomRule, Rule, Threshold, VarianceRule, per_layer
 from fedfac.split import NORM_OPTIONS, Split
 
 Tau = str | float | Mapping[LayerKey, str | float]
@@ -39,6 +39,7 @@ def fedfac(
     schedule: str = "dynamic",
     estimator: str = "principal-axis",
     on: str = "weights",
+    solver: str = "fast",
     norm: str = "follow",
     head: str = "shared",
     probe_all: bool = False,
@@ -59,6 +60,8 @@ def fedfac(
         ``"dynamic"`` (split anew every round) or ``"static"`` (once, before the first round).
     estimator, on
         How communalities are estimated (see :mod:`fedfac.factor`), from ``"weights"`` or ``"updates"``.
+    solver
+        Dynamic only: ``"fast"`` goes on from the last round's communalities, ``"exact"`` begins anew every round.
     norm
         The normalisation after a split layer: ``"follow"`` its elements, ``"shared"`` or ``"personal"``.
     head
@@ -73,11 +76,13 @@ def fedfac(
         raise ConfigError(f"schedule is {schedule!r}. {did_you_mean(schedule, SCHEDULES)}")
     if estimator not in ESTIMATORS:
         raise ConfigError(f"estimator is {estimator!r}. {did_you_mean(estimator, ESTIMATORS)}")
+    if solver not in SOLVERS:
+        raise ConfigError(f"solver is {solver!r}. {did_you_mean(solver, SOLVERS)}")
     for value in kappa.values() if isinstance(kappa, Mapping) else [kappa]:
         check_kappa(value)
 
     def rule(anatomy: Anatomy, chosen: tuple[Layer, ...], thresholds: Mapping[str, Threshold]) -> Rule:
-        return FactorRule(thresholds, per_layer("kappa", kappa, anatomy, chosen), estimator, on)
+        return FactorRule(thresholds, per_layer("kappa", kappa, anatomy, chosen), estimator, on, solver)
 
     return _by_element(
         "fedfac" if schedule == "dynamic" else "fedfac-static",
@@ -94,6 +99,7 @@ def fedfac(
             "schedule": schedule,
             "estimator": estimator,
             "on": on,
+            "solver": solver,
             "probe_all": probe_all,
         },
     )
