@@ -28,7 +28,7 @@ from fedfac.anatomy import Anatomy
 from fedfac.data.federation import Federation, are_numbers
 from fedfac.engine.lanes import LaneEngine, pick_device, pick_lanes
 from fedfac.engine.protocol import Engine
-from fedfac.engine.store import MemoryStore, Store
+from fedfac.engine.store import CachedStore, MemoryStore, Store
 from fedfac.errors import ConfigError, TrainingError
 from fedfac.method import Loss, Method, at_least_one
 from fedfac.methods import fedfac as default_method
@@ -229,7 +229,7 @@ class Session:
         self.next_round = 0 if decides_once else 1
         try:
             self._restore()
-            self._store: Store = self.run or MemoryStore()
+            self._store: Store = MemoryStore() if self.run is None else CachedStore(self.run, device)
             self._inner = LaneEngine(
                 self.template,
                 federation,

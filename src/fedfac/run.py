@@ -6,7 +6,8 @@
     timing.jsonl    seconds, kept apart because they differ from run to run
     state.sqlite    records, splits, the server's state, what the rule remembers, every client's personal state
 
-A round is one transaction of ``state.sqlite``: a kill at any moment leaves the last whole round.
+A round is one transaction of ``state.sqlite``: a kill at any moment leaves the last whole round. It is written by a
+thread of its own while the next round trains; one round at most waits to be written.
 ``metrics.jsonl`` is written from it. Tensors are safetensors bytes with a checksum; there is no pickle. One
 process at a time may write (an operating-system lock, which dies with its process).
 """
@@ -17,7 +18,9 @@ import contextlib
 import json
 import os
 import sqlite3
+import threading
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +63,12 @@ class RunDirectory:
     def __init__(self, path: Path, config: dict[str, Any], lock: FileLock | None) -> None:
         self.path, self.config, self._lock = path, config, lock
         self._db = _connect(path / "state.sqlite", writable=lock is not None)
+        self._turn = threading.RLock()  # one connection, two threads: the writer's and the caller's
         self._logging = False
+        self._waiting: dict[int, State] = {}  # personal states of the round that is under way
+        self._leaving: dict[int, State] = {}  # those of the round that is being written
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="fedfac-writer")
+        self._written: Future[None] | None = None
 
     @classmethod
     def create(cls, path: str | Path, config: dict[str, Any], *, partition: str | None = None) -> RunDirectory:
@@ -123,14 +131,15 @@ class RunDirectory:
 
     def get(self, client: int) -> State | None:
         """A client's personal state (this is the run's ``Store``)."""
+        for states in (self._waiting, self._leaving):
+            if client in states:
+                return states[client]
         row = self._one("SELECT data, digest FROM personal WHERE client = ?", (client,))
         return None if row is None else self._state(f"the personal state of client {client}", *row)
 
     def put(self, client: int, state: State) -> None:
-        """Store a client's personal state; it counts once the round is committed."""
-        data = to_bytes(state)
-        self._begin()
-        self._execute("INSERT OR REPLACE INTO personal VALUES (?, ?, ?)", (client, data, digest(data)))
+        """Store a client's personal state, by reference: nobody writes into it. It counts once the round is whole."""
+        self._waiting[client] = state
 
     def commit(
         self,
@@ -143,13 +152,42 @@ class RunDirectory:
         timing: Mapping[str, float],
         memory: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Make a round whole: all of it is on disk after this, or none of it."""
+        """Make a round whole: all of it is written, in the background, or none of it.
+
+        It is on disk when the next commit or :meth:`flush` returns; an error of the writing is raised there.
+        """
+        self.flush()
+        self._leaving, self._waiting = self._waiting, {}
+        arguments = (record, server, split, dict(scores), clients, dict(timing), memory, self._leaving)
+        self._written = self._writer.submit(self._write, *arguments)
+
+    def flush(self) -> None:
+        """Wait until the last committed round is on disk."""
+        if self._written is not None:
+            written, self._written = self._written, None
+            written.result()
+            self._leaving = {}
+
+    def _write(
+        self,
+        record: dict[str, Any],
+        server: State,
+        split: Split,
+        scores: Mapping[str, list[float]],
+        clients: list[dict[str, Any]] | None,
+        timing: Mapping[str, float],
+        memory: Mapping[str, Tensor] | None,
+        personal: Mapping[int, State],
+    ) -> None:
         data = to_bytes(server)
         masks = {layer: mask_text(mask) for layer, mask in split.masks.items()}
         rounded = {layer: [round(v, 6) for v in values] for layer, values in scores.items()}
         line = json.dumps(record)
         texts = (line, json.dumps(masks), json.dumps(rounded))
         self._begin()
+        for client, state in personal.items():
+            own = to_bytes(state)
+            self._execute("INSERT OR REPLACE INTO personal VALUES (?, ?, ?)", (client, own, digest(own)))
         self._execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?)", (record["round"], *texts, _digest_of(texts)))
         self._execute("INSERT OR REPLACE INTO server VALUES (0, ?, ?)", (data, digest(data)))
         if memory:
@@ -166,8 +204,7 @@ class RunDirectory:
 
     def rollback(self) -> None:
         """Forget what was stored since the last whole round."""
-        if self._db.in_transaction:
-            self._db.rollback()
+        self._waiting = {}
 
     def checkpoint(self) -> Checkpoint | None:
         """The last whole round, or None before the first."""
@@ -204,14 +241,19 @@ class RunDirectory:
         return [] if row is None else list(json.loads(row[0]))
 
     def close(self) -> None:
-        """Close the files and let others write."""
-        if self._logging:
-            self.rollback()
-            with contextlib.suppress(sqlite3.OperationalError):  # somebody is reading: the log stays until next time
-                self._db.execute("PRAGMA journal_mode=DELETE")
-        self._db.close()
-        if self._lock is not None:
-            self._lock.release()
+        """Wait for the last round, close the files and let others write."""
+        try:
+            self.flush()
+        finally:
+            self._writer.shutdown()
+            if self._db.in_transaction:  # the writing failed
+                self._db.rollback()
+            if self._logging:
+                with contextlib.suppress(sqlite3.OperationalError):  # somebody is reading: the log stays for now
+                    self._db.execute("PRAGMA journal_mode=DELETE")
+            self._db.close()
+            if self._lock is not None:
+                self._lock.release()
 
     def _begin(self) -> None:
         if not self._logging:  # while it is written to, others can read; afterwards it is one plain file again
@@ -266,7 +308,8 @@ class RunDirectory:
 
     def _execute(self, sql: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
         try:
-            return self._db.execute(sql, values)
+            with self._turn:
+                return self._db.execute(sql, values)
         except sqlite3.DatabaseError as error:
             raise self._damaged(str(error)) from error
 
@@ -274,7 +317,8 @@ class RunDirectory:
         cursor = self._execute(sql, values)
         while True:
             try:
-                row = cursor.fetchone()
+                with self._turn:
+                    row = cursor.fetchone()
             except sqlite3.DatabaseError as error:
                 raise self._damaged(str(error)) from error
             if row is None:
@@ -363,7 +407,9 @@ def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
     if not writable and not os.access(path.parent, os.W_OK):
         mode = "mode=ro&immutable=1"  # a folder that nobody can write to needs no log beside the file
     try:
-        db = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None)
+        db = sqlite3.connect(
+            f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None, check_same_thread=False
+        )
         db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if writable:
             db.execute("PRAGMA synchronous=NORMAL")
