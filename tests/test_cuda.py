@@ -107,8 +107,8 @@ def test_replays_are_the_eager_steps(name: str, kind: str, monkeypatch: pytest.M
         for tensor, value in eagerly.state(client).items():
             torch.testing.assert_close(graphs.state(client)[tensor], value, rtol=1e-3, atol=1e-4)
     for a, b in zip(graphs.records, eagerly.records, strict=True):
-        assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-3)
         if a["round"]:
+            assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-3)
             assert a["test"]["loss"] == pytest.approx(b["test"]["loss"], abs=1e-3)
 
 
@@ -131,7 +131,7 @@ class Waits(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.body(x)
-        return y if float(y.sum()) > -1e9 else -y
+        return y if float(y.detach().sum()) > -1e9 else -y
 
 
 def test_a_model_that_cannot_be_captured_runs_eagerly_with_a_note() -> None:

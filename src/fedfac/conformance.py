@@ -111,6 +111,7 @@ def run_checks(method: Method, *, model: nn.Module | None, federation: Federatio
             federation,
             method=method,
             rounds=rounds,
+            evaluate_every=1,
             rate=0.6,
             epochs=1,
             batch_size=8,

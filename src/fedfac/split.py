@@ -23,6 +23,7 @@ from fedfac.anatomy import Anatomy, Layer, Rows
 from fedfac.errors import ConfigError, ModelError
 from fedfac.state import State
 
+CPU = torch.device("cpu")
 Mask = tuple[bool, ...]
 NORM_OPTIONS = ("follow", "shared", "personal")
 
@@ -119,17 +120,24 @@ class Split:
     def mask(self, tensor: str) -> Tensor:
         """True where the tensor's numbers are shared, in the tensor's full shape."""
         if tensor in self.owners:
-            return self._full_masks[tensor].clone()
+            return self._masks_on(CPU)[tensor].clone()
         return torch.full(self.shapes[tensor], self.place(tensor) == "shared")
 
+    def _masks_on(self, device: torch.device) -> dict[str, Tensor]:
+        """Every masked tensor's mask in its full shape; made once, and moved to a device once."""
+        if CPU not in self._made:
+            full = self._made[CPU] = {}
+            for tensor, (layer, rows) in self.owners.items():
+                shape = self.shapes[tensor]
+                elements = torch.tensor(self.masks[layer], dtype=torch.bool)
+                full[tensor] = elements[rows.owner(shape)].expand(shape)
+        if device not in self._made:
+            self._made[device] = {name: mask.to(device) for name, mask in self._made[CPU].items()}
+        return self._made[device]
+
     @cached_property
-    def _full_masks(self) -> dict[str, Tensor]:
-        full = {}
-        for tensor, (layer, rows) in self.owners.items():
-            shape = self.shapes[tensor]
-            elements = torch.tensor(self.masks[layer], dtype=torch.bool)
-            full[tensor] = elements[rows.owner(shape)].expand(shape)
-        return full
+    def _made(self) -> dict[torch.device, dict[str, Tensor]]:
+        return {}
 
     def shared(self, state: Mapping[str, Tensor]) -> State:
         """The shared part: whole tensors, and of masked ones the shared numbers only."""
@@ -143,7 +151,7 @@ class Split:
         part = {}
         for name, tensor in state.items():
             if name in self.owners:
-                mask = self._full_masks[name].to(tensor.device)
+                mask = self._masks_on(tensor.device)[name]
                 part[name] = tensor[mask if want else ~mask]
             elif (name not in self.personal_tensors) is want:
                 part[name] = tensor
@@ -154,7 +162,7 @@ class Split:
         state = {}
         for name, shape in self.shapes.items():
             if name in self.owners:
-                mask = self._full_masks[name].to(shared[name].device)
+                mask = self._masks_on(shared[name].device)[name]
                 tensor = torch.empty(shape, dtype=shared[name].dtype, device=shared[name].device)
                 tensor[mask] = shared[name]
                 tensor[~mask] = personal[name]
@@ -175,7 +183,7 @@ class Split:
         for name in self.kept & own.keys():
             mine = own[name].to(server[name].device)
             if name in self.owners:
-                state[name] = torch.where(self._full_masks[name].to(mine.device), server[name], mine)
+                state[name] = torch.where(self._masks_on(mine.device)[name], server[name], mine)
             else:
                 state[name] = mine
         return state
@@ -205,7 +213,7 @@ class Split:
     def shared_numel(self) -> int:
         """How many numbers are shared: what a client sends in a round."""
         return sum(
-            int(self._full_masks[name].sum()) if name in self.owners else torch.Size(shape).numel()
+            int(self._masks_on(CPU)[name].sum()) if name in self.owners else torch.Size(shape).numel()
             for name, shape in self.shapes.items()
             if name not in self.personal_tensors
         )

@@ -83,7 +83,9 @@ def is_finite(state: Mapping[str, Tensor]) -> bool:
     if not tensors:
         return True
     largest = torch._foreach_norm(tensors, float("inf"))
-    return bool(torch.isfinite(torch.stack([value.double() for value in largest])).all())
+    if any(value.dtype != largest[0].dtype for value in largest):
+        largest = tuple(value.double() for value in largest)
+    return bool(torch.isfinite(torch.stack(list(largest))).all())
 
 
 def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:

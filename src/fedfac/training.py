@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +98,18 @@ class Work:
     seeded: Seeded
     numerics: Numerics
     total: Tensor  # Σ loss · samples, in double precision
+    trains: frozenset[str] | None  # by name, None for all
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Inside, the model is in training mode and only what is trained asks for gradients."""
+        trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        _set_modes(self.model, trainable, self.trains)
+        try:
+            yield
+        finally:
+            _set_modes(self.model, trainable, None)
+            self.model.zero_grad(set_to_none=True)
 
     def step(self, optimizer: torch.optim.Optimizer, index: Tensor) -> None:
         """One batch. Nothing here waits for the device, so that a GPU can record it."""
@@ -121,8 +134,9 @@ Steps = Callable[[Work, Sequence[Tensor]], None]
 def eager(work: Work, batches: Sequence[Tensor]) -> None:
     """The plain way to take the steps of a phase: one after the other."""
     optimizer = work.local.make_optimizer(work.trained)
-    for index in batches:
-        work.step(optimizer, index)
+    with work.under_way():
+        for index in batches:
+            work.step(optimizer, index)
 
 
 def train_client(
@@ -162,14 +176,11 @@ def train_client(
         held = _held(state, split) if phase.trains == PERSONAL else []
         still = () if trains is None else state.keys() - trains - trainable.keys()  # buffers, mostly
         frozen = {name: state[name].clone() for name in still}
-        _set_modes(model, trainable, trains)
         todo = list(schedule(data.size, epochs, local, seed, purpose, round, client, number))
-        work = Work(model, data, phase, local, received, context, chosen, held, draws, seeded, numerics, total)
+        work = Work(model, data, phase, local, received, context, chosen, held, draws, seeded, numerics, total, trains)
         steps(work, todo)
         seen += epochs * data.size
         copy_into(state, frozen)
-    _set_modes(model, trainable, None)
-    model.zero_grad(set_to_none=True)
     mean = float(total) / seen if seen else 0.0
     return Outcome(data.size, mean, problem_of(mean, is_finite(state)))
 

@@ -130,7 +130,7 @@ class GraphSteps:
         missing = sorted(set(sizes) - slot.graphs.keys(), reverse=True)
         if missing:
             try:
-                with self.recorder.gate.alone(), self.recorder.untouched():
+                with self.recorder.gate.alone(), self.recorder.untouched(), work.under_way():
                     slot.load(work, batches)
                     for size in missing:
                         slot.capture(size, work)

@@ -196,21 +196,26 @@ class LaneEngine:
         totals: dict[str, Additive] = {}
         names = [name for name in rule.tau if name in self.layers]
 
-        def measure(lane: Lane, held: _Held) -> dict[str, Additive | None]:  # noqa: ARG001
+        def measure(held: _Held) -> dict[str, Additive | None]:
             return {name: rule.measure(self.layers[name], held.before, held.after) for name in names}
 
-        for measured in self._in_order(self._cohort.held.values(), lambda held: held, measure):
-            for name, value in measured.items():
+        measured = self._cohort.held.values()
+        for own in (
+            map(measure, measured)  # a GPU works by itself: handing over to lanes would cost more than it gives
+            if self.device.type == "cuda"
+            else self._in_order(measured, lambda held: held, lambda lane, held: measure(held))
+        ):
+            for name, value in own.items():
                 if value is not None:
                     totals[name] = totals[name] + value if name in totals else value
         return totals
 
     def collect(self, split: Split) -> Sums:
         """The sums that were waiting, and of the other tensors what the split shares."""
-        values = dict(self._cohort.sums)
+        waiting: State = {}
         for held in self._cohort.held.values():
-            _add(values, split.shared(held.after), held.samples)
-        return Sums(values, self._cohort.weight)
+            _add(waiting, {name: held.after[name] for name in split.owners}, held.samples)
+        return Sums({**self._cohort.sums, **split.shared(waiting)}, self._cohort.weight)
 
     def keep(self, split: Split) -> None:
         """Every client of the cohort stores its own tensors."""
@@ -366,8 +371,9 @@ def hand_over(state: State, device: torch.device) -> State:
     """A copy of a lane's tensors for the engine's own thread."""
     copied = clone(state)
     if device.type == "cuda":  # made on the lane's stream, used on the default one: not to be reused before that
+        user = torch.cuda.default_stream(device)
         for tensor in copied.values():
-            tensor.record_stream(torch.cuda.default_stream(device))
+            tensor.record_stream(user)
     return copied
 
 

@@ -1,0 +1,103 @@
+"""Personal states in memory: by reference, bounded, never stale."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import bitwise
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedfac import run as runs
+from fedfac.engine.store import CachedStore, MemoryStore, room_for_states
+from fedfac.errors import RunError
+from fedfac.numerics import CPU
+from fedfac.run import RunDirectory
+from fedfac.split import Split
+from fedfac.state import State, to_bytes
+
+SPLIT = Split({"w": (3,)}, frozenset({"w"}))
+
+
+def state(value: float) -> State:
+    return {"w": torch.full((3,), value)}
+
+
+def commit(run: RunDirectory, number: int) -> None:
+    run.commit({"round": number}, state(-number), SPLIT, scores={}, clients=None, timing={})
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=40), st.integers(0, 60))
+def test_a_cache_answers_what_the_store_would(steps: list[tuple[bool, int]], limit: int) -> None:
+    plain, cached = MemoryStore(), CachedStore(MemoryStore(), CPU, limit)
+    for number, (writes, client) in enumerate(steps):
+        if writes:
+            plain.put(client, state(number))
+            cached.put(client, state(number))
+        wanted, found = plain.get(client), cached.get(client)
+        assert (wanted is None) == (found is None)
+        assert wanted is None or found is None or bitwise(wanted, found)
+        assert sum(12 for _ in cached._recent) <= limit
+
+
+def test_a_recent_state_is_the_same_object() -> None:
+    store = CachedStore(MemoryStore(), CPU)
+    mine = state(1)
+    store.put(4, mine)
+    assert store.get(4) is mine
+    assert 0 < room_for_states(CPU) < 1 << 50
+
+
+def test_a_round_is_written_behind_and_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDirectory.create(tmp_path / "r", {"rounds": 3})
+    held = threading.Event()
+
+    def slow(tensors: State) -> bytes:
+        held.wait(10)
+        return to_bytes(tensors)
+
+    monkeypatch.setattr(runs, "to_bytes", slow)
+    run.put(7, state(1))
+    commit(run, 1)  # returns although nothing is on disk yet
+    other = RunDirectory.read(tmp_path / "r")
+    assert other.records() == []
+    assert other.get(7) is None
+    mine = run.get(7)
+    assert bitwise(mine or {}, state(1))
+    run.put(7, state(2))  # the next round's is seen before the last one's
+    mine = run.get(7)
+    assert bitwise(mine or {}, state(2))
+    held.set()
+    run.flush()
+    theirs = other.get(7)
+    assert bitwise(theirs or {}, state(1))  # the round as it was committed
+    run.rollback()
+    run.close()
+    assert [r["round"] for r in RunDirectory.read(tmp_path / "r").records()] == [1]
+
+
+def test_a_failed_write_is_said_and_leaves_the_last_whole_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory.create(tmp_path / "r", {"rounds": 3})
+    run.put(1, state(1))
+    commit(run, 1)
+    run.flush()
+
+    def full(data: bytes) -> str:
+        raise RunError("the disk is full")
+
+    monkeypatch.setattr(runs, "digest", full)
+    run.put(1, state(2))
+    commit(run, 2)
+    with pytest.raises(RunError, match="the disk is full"):
+        commit(run, 3)
+    run.close()
+    monkeypatch.undo()
+    left = RunDirectory.read(tmp_path / "r")
+    assert [r["round"] for r in left.records()] == [1]
+    mine = left.get(1)
+    assert bitwise(mine or {}, state(1))
