@@ -124,15 +124,15 @@ class Split:
         return torch.full(self.shapes[tensor], self.place(tensor) == "shared")
 
     def _masks_on(self, device: torch.device) -> dict[str, Tensor]:
-        """Every masked tensor's mask in its full shape; made once, and moved to a device once."""
-        if CPU not in self._made:
-            full = self._made[CPU] = {}
-            for tensor, (layer, rows) in self.owners.items():
-                shape = self.shapes[tensor]
-                elements = torch.tensor(self.masks[layer], dtype=torch.bool)
-                full[tensor] = elements[rows.owner(shape)].expand(shape)
+        """Every masked tensor's mask in its full shape; made once for a device."""
         if device not in self._made:
-            self._made[device] = {name: mask.to(device) for name, mask in self._made[CPU].items()}
+            bits = {layer: torch.tensor(mask, device=device) for layer, mask in self.masks.items()}
+                layer: torch.tensor(mask, dtype=torch.bool, device=device) for layer, mask in self.masks.items()
+            }
+            self._made[device] = {
+                tensor: elements[layer][rows.owner(self.shapes[tensor]).to(device)].expand(self.shapes[tensor])
+                for tensor, (layer, rows) in self.owners.items()
+            }
         return self._made[device]
 
     @cached_property

@@ -42,8 +42,11 @@ def clone(state: Mapping[str, Tensor]) -> State:
 @torch.no_grad()
 def copy_into(target: State, source: Mapping[str, Tensor]) -> None:
     """Write ``source`` into ``target`` in place, by name; tensors that ``source`` lacks stay."""
-    names = [name for name in source if target[name] is not source[name]]
-    if names:  # one call for all: on a GPU a launch costs more than the copy
+    kinds: dict[tuple[torch.dtype, torch.dtype], list[str]] = {}
+    for name, tensor in source.items():
+        if target[name] is not tensor:
+            kinds.setdefault((target[name].dtype, tensor.dtype), []).append(name)
+    for names in kinds.values():  # one call for all of a kind: on a GPU a launch costs more than the copy
         torch._foreach_copy_([target[name] for name in names], [source[name] for name in names])
 
 
