@@ -127,10 +127,8 @@ class Split:
         """Every masked tensor's mask in its full shape; made once for a device."""
         if device not in self._made:
             bits = {layer: torch.tensor(mask, device=device) for layer, mask in self.masks.items()}
-                layer: torch.tensor(mask, dtype=torch.bool, device=device) for layer, mask in self.masks.items()
-            }
             self._made[device] = {
-                tensor: elements[layer][rows.owner(self.shapes[tensor]).to(device)].expand(self.shapes[tensor])
+                tensor: bits[layer][rows.owner(self.shapes[tensor]).to(device)].expand(self.shapes[tensor])
                 for tensor, (layer, rows) in self.owners.items()
             }
         return self._made[device]
