@@ -194,10 +194,9 @@ class Session:
         self.masks: dict[int, Mapping[str, tuple[bool, ...]]] = {}
         self.client_table: list[dict[str, Any]] = []
         self.server = {name: t.to(device) for name, t in start.items()}
-        self.split = self.plan.split
+        self.split = Split(self.plan.split.shapes) if self.plan.warmup else self.plan.split  # warm-up shares all
         self.memory: Memory = {}  # what the rule remembers from round to round
-        decides_once = self.plan.rule is not None and not self.plan.every_round
-        self.next_round = 0 if decides_once else 1
+        self.next_round = min(self.plan.first_decision, 1)
         try:
             self._restore()
             self._store: Store = self.run or MemoryStore()
@@ -250,6 +249,8 @@ class Session:
         """One round; number 0 is the static methods' decision before the first one. Returns its record."""
         number = self.next_round
         clock = _Clock()
+        if self.plan.warmup and number == self.plan.warmup + 1:
+            self.split = self.plan.split
         before = self.split
         rule = self.plan.rule
         decision: Decision | None = None
@@ -262,7 +263,7 @@ class Session:
             record |= _training_record(outcomes, self.federation.names)
             self._check_any_finite(number, outcomes)
             clock.lap("train")
-        if rule is not None and (number == 0 or self.plan.every_round):
+        if rule is not None and self.plan.decides(number):
             sums = self.engine.moments(rule) if rule.measures else {}
             clock.lap("moments")
             decision = decide(rule, self.split, sums, seed=self.seed, round=number, memory=self.memory)
@@ -331,7 +332,9 @@ class Session:
         if self.run is None or saved is None:
             return
         self.server = {name: t.to(self.server[name].device) for name, t in saved.server.items()}
-        self.split, self.memory = self.plan.split.with_masks(saved.masks), saved.memory
+        if saved.round > self.plan.warmup:
+            self.split = self.plan.split.with_masks(saved.masks)
+        self.memory = saved.memory
         self.records, self.masks = self.run.records(), dict(self.run.masks())
         self.client_table = self.run.clients()
         self.next_round = saved.round + 1
