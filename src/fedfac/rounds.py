@@ -279,7 +279,8 @@ class Session:
         test = number > 0 and (number % self.settings.evaluate_every == 0 or number == self.settings.rounds)
         if test:
             scores = self.engine.evaluate(number, self.server, self.split, self.tested)
-            record |= {part: evaluate.summary(own, self.plan.evaluates) for part, own in scores.items()}
+            kind = "global" if number <= self.plan.warmup else self.plan.evaluates
+            record |= {part: evaluate.summary(own, kind) for part, own in scores.items()}
             self.client_table = evaluate.table(scores["test"], self.federation.names)
             clock.lap("evaluate")
         if self.run is not None:
