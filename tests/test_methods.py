@@ -326,6 +326,7 @@ EVALUATED = {
     "pfedme": "personal",
     "fedfac": "personal",
     "fedfac-static": "personal",
+    "fedfac-plus": "global",  # two rounds are its warm-up
     "random": "personal",
     "random-redrawn": "personal",
     "all-personal": "personal",

@@ -127,10 +127,12 @@ def load(
         raise RunError(f"{path} was trained by the method {settings['method']}, not by {method}: give that one")
     same_loss = settings["local"]["loss"] == name_of(loss)
     names = found["names"] or numbers(settings["clients"])
+    split = Split.from_json(found["split"])
+    warm = saved.round <= settings["method"].get("warmup", 0) > 0
     return Result(
         template=template,
         server=saved.server,
-        split=Split.from_json(found["split"]).with_masks(saved.masks),
+        split=Split(split.shapes) if warm else split.with_masks(saved.masks),
         store=directory,
         names=names,
         records=directory.records(),

@@ -74,6 +74,13 @@ def at_least_one(**numbers: int | None) -> None:
             raise ConfigError(f"{name} is {value!r}; it is a whole number from 1 up")
 
 
+def at_least_zero(**numbers: int) -> None:
+    """Whole numbers from 0 up; 0 switches something off."""
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ConfigError(f"{name} is {value!r}; it is a whole number from 0 (off) up")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Phase:
     """Some epochs of local training on some tensors; what a phase does not train is not stepped.
@@ -91,6 +98,11 @@ class Phase:
     stacks: bool = False
 
 
+def refreshed(epochs: int) -> tuple[Phase, ...]:
+    """A plan's ``refresh`` that trains what is personal, the shared part frozen; none at 0 epochs."""
+    return (Phase(trains=PERSONAL, epochs=epochs),) if epochs else ()
+
+
 NEWCOMER_RULES = ("adapt", "ensemble")
 
 
@@ -102,6 +114,7 @@ class Plan:
     rule: Rule | None = None
     every_round: bool = False  # decide after every round's training, or once before the first round
     probe_all: bool = False  # the once-only decision looks at all clients, not at one cohort
+    warmup: int = 0  # so many rounds share everything; the split, and the first decision, come after them
     phases: tuple[Phase, ...] = (Phase(),)
     refresh: tuple[Phase, ...] = ()  # on a copy of the client's model before it is evaluated or handed out
     newcomer: tuple[Phase, ...] = ()  # how a client that was never there makes a model its own
@@ -111,6 +124,17 @@ class Plan:
         unknown = set(self.newcomer_rules) - set(NEWCOMER_RULES)
         if unknown or not self.newcomer_rules:
             raise ConfigError(f"newcomer_rules is {self.newcomer_rules}; allowed: {', '.join(NEWCOMER_RULES)}")
+
+    @property
+    def first_decision(self) -> int:
+        """The round of the first decision; 0 is before the first round."""
+        return 0 if self.rule is not None and not self.every_round and not self.warmup else self.warmup + 1
+
+    def decides(self, round: int) -> bool:
+        """Whether the rule is asked in a round."""
+        if self.rule is None:
+            return False
+        return round == self.first_decision or (self.every_round and round > self.first_decision)
 
     @property
     def evaluates(self) -> str:

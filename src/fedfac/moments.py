@@ -30,7 +30,7 @@ class Additive(Protocol):
 class Moments:
     """n, Σz and Σzzᵀ of the rows z of one layer's Z (one number per element), in double precision."""
 
-    n: int
+    n: float  # a whole number, unless earlier rounds are counted in part
     total: Tensor
     products: Tensor
 
@@ -48,6 +48,10 @@ class Moments:
                 f"moments of {self.total.numel()} and of {other.total.numel()} elements do not belong to one layer"
             )
         return Moments(self.n + other.n, self.total + other.total, self.products + other.products)
+
+    def __mul__(self, share: float) -> Moments:
+        """The same moments with a smaller weight, to be added to fresher ones."""
+        return Moments(self.n * share, self.total * share, self.products * share)
 
     @property
     def covariance(self) -> Tensor:

@@ -223,10 +223,9 @@ class Session:
         self.masks: dict[int, Mapping[str, tuple[bool, ...]]] = {}
         self.client_table: list[dict[str, Any]] = []
         self.server = {name: t.to(device) for name, t in start.items()}
-        self.split = self.plan.split
+        self.split = Split(self.plan.split.shapes) if self.plan.warmup else self.plan.split  # warm-up shares all
         self.memory: Memory = {}  # what the rule remembers from round to round
-        decides_once = self.plan.rule is not None and not self.plan.every_round
-        self.next_round = 0 if decides_once else 1
+        self.next_round = min(self.plan.first_decision, 1)
         try:
             self._restore()
             self._store: Store = MemoryStore() if self.run is None else CachedStore(self.run, device)
@@ -280,6 +279,8 @@ class Session:
         """One round; number 0 is the static methods' decision before the first one. Returns its record."""
         number = self.next_round
         clock = _Clock()
+        if self.plan.warmup and number == self.plan.warmup + 1:
+            self.split = self.plan.split
         before = self.split
         rule = self.plan.rule
         decision: Decision | None = None
@@ -292,7 +293,7 @@ class Session:
             record |= _training_record(outcomes, self.federation.names)
             self._check_any_finite(number, outcomes)
             clock.lap("train")
-        if rule is not None and (number == 0 or self.plan.every_round):
+        if rule is not None and self.plan.decides(number):
             sums = self.engine.moments(rule) if rule.measures else {}
             clock.lap("moments")
             decision = decide(rule, self.split, sums, seed=self.seed, round=number, memory=self.memory)
@@ -308,7 +309,8 @@ class Session:
         test = number > 0 and (number % self.evaluate_every == 0 or number == self.settings.rounds)
         if test:
             scores = self.engine.evaluate(number, self.server, self.split, self.tested)
-            record |= {part: evaluate.summary(own, self.plan.evaluates) for part, own in scores.items()}
+            kind = "global" if number <= self.plan.warmup else self.plan.evaluates
+            record |= {part: evaluate.summary(own, kind) for part, own in scores.items()}
             self.client_table = evaluate.table(scores["test"], self.federation.names)
             clock.lap("evaluate")
         if self.run is not None:
@@ -361,7 +363,9 @@ class Session:
         if self.run is None or saved is None:
             return
         self.server = {name: t.to(self.server[name].device) for name, t in saved.server.items()}
-        self.split, self.memory = self.plan.split.with_masks(saved.masks), saved.memory
+        if saved.round > self.plan.warmup:
+            self.split = self.plan.split.with_masks(saved.masks)
+        self.memory = saved.memory
         self.records, self.masks = self.run.records(), dict(self.run.masks())
         self.client_table = self.run.clients()
         self.next_round = saved.round + 1

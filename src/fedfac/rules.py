@@ -7,7 +7,7 @@ Every rule gives each element of a layer a score, and a threshold τ_l cuts the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -29,17 +29,24 @@ Memory = Mapping[str, Tensor]  # what a rule remembers from round to round
 
 @dataclass(frozen=True)
 class Threshold:
-    """τ: a quantile of the scores ("50%": that share of the elements is personal) or an absolute value."""
+    """τ: a quantile of the scores ("50%": that share of the elements is personal) or an absolute value.
+
+    With a ``margin``, an element changes sides only if its score passes τ by that much: in ranks for a quantile
+    (τ = 50 %, margin .1: a personal element becomes shared in the upper 40 %, a shared one personal in the lower 40 %),
+    because only ranks matter there and ν has no natural scale; in units of the score for an absolute τ. The
+    share of personal elements then moves within the margin.
+    """
 
     quantile: float | None = None
     value: float = 0.0
+    margin: float = 0.0
 
     @classmethod
-    def parse(cls, tau: str | float) -> Threshold:
+    def parse(cls, tau: str | float, margin: float = 0.0) -> Threshold:
         """Read ``"50%"``, ``"inf"`` (all personal), ``0`` (all shared) or a number.
 
         >>> Threshold.parse("50%"), Threshold.parse("inf")
-        (Threshold(quantile=0.5, value=0.0), Threshold(quantile=None, value=inf))
+        (Threshold(quantile=0.5, value=0.0, margin=0.0), Threshold(quantile=None, value=inf, margin=0.0))
         """
         text = str(tau).strip()
         try:
@@ -47,20 +54,33 @@ class Threshold:
         except ValueError:
             number = math.nan
         if text.endswith("%") and 0 <= number <= 100:
-            return cls(quantile=number / 100)
+            return cls(quantile=number / 100, margin=margin)
         if not text.endswith("%") and number >= 0 and not isinstance(tau, bool):
-            return cls(value=number)
+            return cls(value=number, margin=margin)
         raise ConfigError(
             f"tau is {tau!r}; allowed: a quantile from '0%' to '100%' (that share of the elements is personal), "
             "'inf' (all personal), or a number from 0 (all shared) up, which is compared with the scores themselves"
         )
 
-    def cut(self, scores: Tensor) -> tuple[Mask, float]:
-        """The mask (True = shared; ties at τ are shared) and the value of τ behind it."""
-        value = self.value if self.quantile is None else float(torch.quantile(scores, self.quantile))
+    def cut(self, scores: Tensor, before: Sequence[bool] | None = None) -> tuple[Mask, float]:
+        """The mask (True = shared; ties at τ are shared) and the value of τ behind it.
+
+        ``before`` is the mask that the margin protects.
+        """
+        value = self._value(scores, 0.0)
+        if before is None or not self.margin:
+            return tuple((scores >= value).tolist()), value
+        was = torch.tensor(before, device=scores.device)
+        stays, joins = (scores >= self._value(scores, shift) for shift in (-self.margin, self.margin))
+        return tuple(torch.where(was, stays, joins).tolist()), value
+
+    def _value(self, scores: Tensor, shift: float) -> float:
+        if self.quantile is None:
+            return self.value + shift if self.value else 0.0
+        value = float(torch.quantile(scores, min(max(self.quantile + shift, 0.0), 1.0)))
         if self.quantile and value == 0:  # a dead element (score 0) is personal, however many there are
             value = torch.finfo(scores.dtype).tiny
-        return tuple((scores >= value).tolist()), value
+        return value
 
 
 @dataclass(frozen=True)
@@ -128,7 +148,11 @@ def decide(
         own = {name.removeprefix(f"{layer}/"): t for name, t in (memory or {}).items() if name.startswith(f"{layer}/")}
         made = rule.score(layer, len(old), sums.get(layer), seed=seed, round=round, memory=own)
         remembered |= {f"{layer}/{what}": tensor for what, tensor in made.memory.items()}
-        masks[layer], value = rule.tau[layer].cut(made.values)
+        threshold = rule.tau[layer]
+        decided = own.get("mask")
+        masks[layer], value = threshold.cut(made.values, None if decided is None else decided.bool().tolist())
+        if threshold.margin:
+            remembered[f"{layer}/mask"] = torch.tensor(masks[layer], dtype=torch.uint8)
         scores[layer] = made.values.tolist()
         notes[layer] = {"tau": value if math.isfinite(value) else "inf", **made.notes}
     return Decision(split.with_masks(masks), scores, notes, remembered)
@@ -148,6 +172,7 @@ class FactorRule:
     estimator: str = "principal-axis"
     on: str = "weights"
     solver: str = "fast"
+    decay: float = 0.0  # weight of the sums of the round before; those of round t−k count decay^k
     measures: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -157,6 +182,7 @@ class FactorRule:
             check_kappa(kappa)
         if self.estimator not in ESTIMATORS:
             raise ConfigError(f"estimator is {self.estimator!r}. {did_you_mean(self.estimator, ESTIMATORS)}")
+        check_decay(self.decay)
         if self.on not in BASES:
             raise ConfigError(f"on is {self.on!r}; factor analysis is on {' or on '.join(BASES)}")
 
@@ -177,6 +203,12 @@ class FactorRule:
         """ν of every element, from factor analysis of the elements that have variance."""
         if not isinstance(total, Moments):
             raise ConfigError(f"factor analysis needs the moments of layer {layer!r}; it was given {total!r}")
+        own = memory or {}
+        remembered: dict[str, Tensor] = {}
+        if self.decay:
+            total = _accumulated(total, own, self.decay)
+            remembered |= {"n": torch.tensor(total.n, dtype=torch.float64), "total": total.total}
+            remembered["products"] = total.products
         alive = ~total.dead
         values = torch.zeros(elements, dtype=torch.float64, device=alive.device)
         notes: dict[str, Any] = {
@@ -187,7 +219,7 @@ class FactorRule:
             "dead": int(total.dead.sum()),
         }
         continues = self.solver == "fast" and self.estimator == "principal-axis"
-        before = (memory or {}).get("communality") if continues else None
+        before = own.get("communality") if continues else None
         if bool(alive.any()):
             found = factor_analysis(
                 total.correlation()[alive][:, alive],
@@ -205,7 +237,9 @@ class FactorRule:
                 "stopped": found.stopped,
             }
         values = values.cpu()
-        return Scores(values, notes, {"communality": values} if continues else {})
+        if continues:
+            remembered["communality"] = values
+        return Scores(values, notes, remembered)
 
 
 @dataclass(frozen=True)
@@ -263,6 +297,21 @@ class VarianceRule:
         if not isinstance(total, Spread):
             raise ConfigError(f"the variance rule needs the spread of layer {layer!r}; it was given {total!r}")
         return Scores(1 - total.variance().cpu())
+
+
+def check_decay(decay: float) -> None:
+    """A decay forgets."""
+    if not 0 <= decay < 1:
+        raise ConfigError(f"decay is {decay}; the weight of the round before is a number from 0 (none) to below 1")
+
+
+def _accumulated(total: Moments, memory: Memory, decay: float) -> Moments:
+    """The sums of this round, and of earlier ones with a weight that falls from round to round."""
+    if "products" not in memory:
+        return total
+    device = total.total.device
+    earlier = Moments(float(memory["n"]), memory["total"].to(device), memory["products"].to(device))
+    return earlier * decay + total
 
 
 def per_layer(name: str, value: Any, anatomy: Anatomy, layers: tuple[Layer, ...]) -> dict[str, Any]:

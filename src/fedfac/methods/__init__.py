@@ -11,7 +11,7 @@ from fedfac.errors import ConfigError, did_you_mean
 from fedfac.method import Method
 from fedfac.methods.averaging import fedavg, fedavg_plus, fedprox, fedprox_plus, local
 from fedfac.methods.fedem import fedem
-from fedfac.methods.fedfac import all_personal, fedfac, random_split, variance_split
+from fedfac.methods.fedfac import all_personal, fedfac, fedfac_plus, random_split, variance_split
 from fedfac.methods.layerwise import fedbabu, fedbn, fedper, fedrep, lg_fedavg
 from fedfac.methods.twin import apfl, ditto, pfedme
 
@@ -32,6 +32,7 @@ METHODS: Mapping[str, Callable[..., Method]] = {
     "pfedme": pfedme,
     "fedfac": fedfac,
     "fedfac-static": partial(fedfac, schedule="static"),
+    "fedfac-plus": fedfac_plus,
     "random": random_split,
     "random-redrawn": partial(random_split, redraw=True),
     "all-personal": all_personal,
@@ -69,6 +70,7 @@ __all__ = [
     "fedbn",
     "fedem",
     "fedfac",
+    "fedfac_plus",
     "fedper",
     "fedprox",
     "fedprox_plus",

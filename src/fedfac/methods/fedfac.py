@@ -8,6 +8,10 @@ before the aggregation.
 Where we differ from the paper's text, and why: the correlation comes from sums over clients (module
 ``moments``); Σ_ε is diagonal (module ``factor``); an element that has just become shared takes the weighted
 mean of the cohort's weights, since a sum of updates is not defined for it; Λ may include the head.
+
+FedFac+ is FedFac with switches that the paper does not have, each of which can be turned off: a personal head,
+rounds of warm-up, moments and masks that change slowly, and personal parts refreshed before a client predicts. All
+of it runs in FedFac's protocol: only sums leave a client. What each is worth: docs/fedfac-plus.md.
 """
 
 from __future__ import annotations
@@ -18,8 +22,8 @@ from typing import Any
 from fedfac.anatomy import Anatomy, Layer, LayerKey
 from fedfac.errors import ConfigError, did_you_mean
 from fedfac.factor import ESTIMATORS, check_kappa
-from fedfac.method import PERSONAL, Method, Phase, Plan
-from fedfac.rules import SOLVERS, FactorRule, RandomRule, Rule, Threshold, VarianceRule, per_layer
+from fedfac.method import PERSONAL, Method, Phase, Plan, at_least_zero, refreshed
+from fedfac.rules import SOLVERS, FactorRule, RandomRule, Rule, Threshold, VarianceRule, check_decay, per_layer
 from fedfac.split import NORM_OPTIONS, Split
 
 Tau = str | float | Mapping[LayerKey, str | float]
@@ -42,6 +46,10 @@ def fedfac(
     solver: str = "fast",
     norm: str = "follow",
     head: str = "shared",
+    warmup: int = 0,
+    decay: float = 0.0,
+    hysteresis: float = 0.0,
+    refresh_epochs: int = 0,
     probe_all: bool = False,
     eta_g: float = 1.0,
 ) -> Method:
@@ -57,7 +65,8 @@ def fedfac(
     kappa
         κ_l: the share of variance that decides the number of factors; or a mapping.
     schedule
-        ``"dynamic"`` (split anew every round) or ``"static"`` (once, before the first round).
+        ``"dynamic"`` (split anew every round) or ``"static"`` (once, before the first round; with a warm-up, once
+        after it).
     estimator, on
         How communalities are estimated (see :mod:`fedfac.factor`), from ``"weights"`` or ``"updates"``.
     solver
@@ -67,41 +76,95 @@ def fedfac(
     head
         The last layer: ``"shared"`` (the paper), ``"personal"`` beside the split, or ``"split"`` itself, by
         class. Under label skew a personal head is worth more than anything else.
+    warmup
+        So many rounds share everything, the head too, so that personal parts start from a good common point.
+    decay
+        Moments are sums over this round's clients, plus ``decay`` times the sums of the round before, and so on.
+    hysteresis
+        An element changes sides only if its communality passes τ by this margin, in ranks (see
+        :class:`fedfac.rules.Threshold`): .1 at τ = 50 % means into the upper, or the lower, 40 %.
+    refresh_epochs
+        Before a client predicts, a copy of its model trains its personal part for so many epochs, the shared part
+        frozen: the shared part has moved since the client last trained.
     probe_all
         Static only: let all clients train for the one factor analysis instead of one cohort.
     eta_g
         η_g, the server's rate.
     """
-    if schedule not in SCHEDULES:
-        raise ConfigError(f"schedule is {schedule!r}. {did_you_mean(schedule, SCHEDULES)}")
-    if estimator not in ESTIMATORS:
-        raise ConfigError(f"estimator is {estimator!r}. {did_you_mean(estimator, ESTIMATORS)}")
-    if solver not in SOLVERS:
-        raise ConfigError(f"solver is {solver!r}. {did_you_mean(solver, SOLVERS)}")
-    for value in kappa.values() if isinstance(kappa, Mapping) else [kappa]:
-        check_kappa(value)
+    return _factor_split("fedfac" if schedule == "dynamic" else "fedfac-static", **locals())
+
+
+def fedfac_plus(
+    *,
+    layers: Sequence[LayerKey] = LAST_HIDDEN,
+    tau: Tau = "50%",
+    kappa: Kappa = 0.85,
+    schedule: str = "dynamic",
+    estimator: str = "principal-axis",
+    on: str = "weights",
+    solver: str = "fast",
+    norm: str = "follow",
+    head: str = "personal",
+    warmup: int = 10,
+    decay: float = 0.9,
+    hysteresis: float = 0.1,
+    refresh_epochs: int = 1,
+    probe_all: bool = False,
+    eta_g: float = 1.0,
+) -> Method:
+    """FedFac+: :func:`fedfac` with its switches on; the parameters are the same.
+
+    With ``head="shared"`` and the other switches at 0 it is FedFac, bit by bit.
+    """
+    return _factor_split("fedfac-plus", **locals())
+
+
+def _factor_split(
+    name: str,
+    *,
+    layers: Sequence[LayerKey],
+    kappa: Kappa,
+    schedule: str,
+    estimator: str,
+    on: str,
+    solver: str,
+    decay: float,
+    probe_all: bool,
+    **common: Any,
+) -> Method:
+    for option, value, known in (
+        ("schedule", schedule, SCHEDULES),
+        ("estimator", estimator, ESTIMATORS),
+        ("solver", solver, SOLVERS),
+    ):
+        if value not in known:
+            raise ConfigError(f"{option} is {value!r}. {did_you_mean(value, known)}")
+    for share in kappa.values() if isinstance(kappa, Mapping) else [kappa]:
+        check_kappa(share)
+    check_decay(decay)
+    if probe_all and common["warmup"]:
+        raise ConfigError("probe_all looks at all clients before the first round; with a warm-up there is no such look")
 
     def rule(anatomy: Anatomy, chosen: tuple[Layer, ...], thresholds: Mapping[str, Threshold]) -> Rule:
-        return FactorRule(thresholds, per_layer("kappa", kappa, anatomy, chosen), estimator, on, solver)
+        shares = per_layer("kappa", kappa, anatomy, chosen)
+        return FactorRule(thresholds, shares, estimator, on, solver, decay)
 
     return _by_element(
-        "fedfac" if schedule == "dynamic" else "fedfac-static",
+        name,
         rule,
         layers=layers,
-        tau=tau,
-        norm=norm,
-        head=head,
         every_round=schedule == "dynamic",
         probe_all=probe_all,
-        eta_g=eta_g,
         options={
             "kappa": kappa,
             "schedule": schedule,
             "estimator": estimator,
             "on": on,
             "solver": solver,
+            "decay": decay,
             "probe_all": probe_all,
         },
+        **common,
     )
 
 
@@ -111,6 +174,9 @@ def random_split(
     tau: Tau = "50%",
     redraw: bool = False,
     norm: str = "follow",
+    head: str = "shared",
+    warmup: int = 0,
+    refresh_epochs: int = 0,
     eta_g: float = 1.0,
 ) -> Method:
     """A random split in place of factor analysis: fixed (drawn once) or redrawn every round."""
@@ -120,6 +186,9 @@ def random_split(
         layers=layers,
         tau=tau,
         norm=norm,
+        head=head,
+        warmup=warmup,
+        refresh_epochs=refresh_epochs,
         every_round=redraw,
         eta_g=eta_g,
         options={"redraw": redraw},
@@ -132,6 +201,10 @@ def variance_split(
     tau: Tau = "50%",
     schedule: str = "dynamic",
     norm: str = "follow",
+    head: str = "shared",
+    warmup: int = 0,
+    hysteresis: float = 0.0,
+    refresh_epochs: int = 0,
     eta_g: float = 1.0,
 ) -> Method:
     """Elements whose input weights differ most between clients are personal."""
@@ -143,22 +216,45 @@ def variance_split(
         layers=layers,
         tau=tau,
         norm=norm,
+        head=head,
+        warmup=warmup,
+        hysteresis=hysteresis,
+        refresh_epochs=refresh_epochs,
         every_round=schedule == "dynamic",
         eta_g=eta_g,
         options={"schedule": schedule},
     )
 
 
-def all_personal(*, layers: Sequence[LayerKey] = LAST_HIDDEN, norm: str = "follow", eta_g: float = 1.0) -> Method:
+def all_personal(
+    *,
+    layers: Sequence[LayerKey] = LAST_HIDDEN,
+    norm: str = "follow",
+    head: str = "shared",
+    warmup: int = 0,
+    refresh_epochs: int = 0,
+    eta_g: float = 1.0,
+) -> Method:
     """The layers in Λ are wholly personal: FedFac with τ = inf, without its factor analysis."""
+    at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
 
     def plan(anatomy: Anatomy) -> Plan:
-        split = Split.of(anatomy, layers=anatomy.select(layers), norm=norm)
+        split = _split_of(anatomy, layers, norm, head)
         masks = {name: (False,) * len(mask) for name, mask in split.masks.items()}
-        return Plan(split=split.with_masks(masks), **_NEWCOMERS)
+        return Plan(split=split.with_masks(masks), warmup=warmup, refresh=refreshed(refresh_epochs), **_NEWCOMERS)
 
-    options = {"layers": list(layers), "norm": norm, "eta_g": eta_g}
-    return Method(name="all-personal", plan=plan, server_rate=eta_g, options=options)
+    options = {"layers": list(layers), "norm": norm, "head": head, "warmup": warmup, "refresh_epochs": refresh_epochs}
+    return Method(name="all-personal", plan=plan, server_rate=eta_g, options={**options, "eta_g": eta_g})
+
+
+def _split_of(anatomy: Anatomy, layers: Sequence[LayerKey], norm: str, head: str) -> Split:
+    """The layers in Λ by element, all shared at first, and the head as asked for."""
+    if head not in HEADS:
+        raise ConfigError(f"head is {head!r}. {did_you_mean(head, HEADS)}")
+    chosen = anatomy.select([*layers, -1] if head == "split" else layers)
+    if head == "personal" and anatomy.head in chosen:
+        raise ConfigError(f"the head {anatomy.head.name!r} cannot be both personal and one of the layers to split")
+    return Split.of(anatomy, layers=chosen, personal=anatomy.last(1) if head == "personal" else (), norm=norm)
 
 
 def _by_element(
@@ -168,11 +264,14 @@ def _by_element(
     layers: Sequence[LayerKey],
     tau: Tau,
     norm: str,
+    head: str,
+    warmup: int,
+    refresh_epochs: int,
     every_round: bool,
     eta_g: float,
     options: dict[str, Any],
+    hysteresis: float = 0.0,
     probe_all: bool = False,
-    head: str = "shared",
 ) -> Method:
     """A method that splits the layers in Λ by a rule; values are checked now, layers with the model."""
     if isinstance(layers, str | int):
@@ -181,25 +280,28 @@ def _by_element(
         raise ConfigError(f"norm is {norm!r}. {did_you_mean(norm, NORM_OPTIONS)}")
     if head not in HEADS:
         raise ConfigError(f"head is {head!r}. {did_you_mean(head, HEADS)}")
+    if not 0 <= hysteresis <= 1:
+        raise ConfigError(f"hysteresis is {hysteresis}; the margin is a number from 0 (none) to 1, in ranks")
+    at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
     for value in tau.values() if isinstance(tau, Mapping) else [tau]:
         Threshold.parse(value)
 
     def plan(anatomy: Anatomy) -> Plan:
-        chosen = anatomy.select([*layers, -1] if head == "split" else layers)
-        if head == "personal" and anatomy.head in chosen:
-            raise ConfigError(f"the head {anatomy.head.name!r} cannot be both personal and one of the layers to split")
-        personal = anatomy.last(1) if head == "personal" else ()
-        split = Split.of(anatomy, layers=chosen, personal=personal, norm=norm)
+        split = _split_of(anatomy, layers, norm, head)
+        rest: dict[str, Any] = {"warmup": warmup, "refresh": refreshed(refresh_epochs), **_NEWCOMERS}
+        chosen = tuple(layer for layer in anatomy.layers if layer.name in split.masks)
         if not chosen:
-            return Plan(split=split, **_NEWCOMERS)
-        thresholds = {k: Threshold.parse(v) for k, v in per_layer("tau", tau, anatomy, chosen).items()}
+            return Plan(split=split, **rest)
+        wanted = per_layer("tau", tau, anatomy, chosen)
+        thresholds = {layer: Threshold.parse(value, hysteresis) for layer, value in wanted.items()}
         return Plan(
             split=split,
             rule=rule(anatomy, chosen, thresholds),
             every_round=every_round,
             probe_all=probe_all,
-            **_NEWCOMERS,
+            **rest,
         )
 
-    recorded = {"layers": list(layers), "tau": tau, "norm": norm, "head": head, "eta_g": eta_g, **options}
+    recorded = {"layers": list(layers), "tau": tau, "norm": norm, "head": head, "warmup": warmup}
+    recorded |= {"hysteresis": hysteresis, "refresh_epochs": refresh_epochs, "eta_g": eta_g, **options}
     return Method(name=name, plan=plan, server_rate=eta_g, options=recorded)

@@ -17,27 +17,42 @@ from __future__ import annotations
 
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError
-from fedfac.method import PERSONAL, Method, Phase, Plan, at_least_one
+from fedfac.method import PERSONAL, Method, Phase, Plan, at_least_one, at_least_zero, refreshed
 from fedfac.split import Split
 
 
-def fedper(*, personal_layers: int = 1, eta_g: float = 1.0) -> Method:
-    """The last ``personal_layers`` layers stay with the client; 0 is FedAvg."""
+def fedper(*, personal_layers: int = 1, warmup: int = 0, refresh_epochs: int = 0, eta_g: float = 1.0) -> Method:
+    """The last ``personal_layers`` layers stay with the client; 0 is FedAvg.
+
+    Not in the paper, and off by default: ``warmup`` rounds that share everything, and ``refresh_epochs`` on the
+    personal layers (of a copy) before a client predicts.
+    """
+    at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
 
     def plan(anatomy: Anatomy) -> Plan:
         split = Split.of(anatomy, personal=anatomy.last(personal_layers))
-        return Plan(split=split, newcomer=(Phase(trains=PERSONAL),))
+        refresh = refreshed(refresh_epochs)
+        return Plan(split=split, warmup=warmup, refresh=refresh, newcomer=(Phase(trains=PERSONAL),))
 
-    return Method(
-        name="fedper", plan=plan, server_rate=eta_g, options={"personal_layers": personal_layers, "eta_g": eta_g}
-    )
+    options = {"personal_layers": personal_layers, "warmup": warmup, "refresh_epochs": refresh_epochs, "eta_g": eta_g}
+    return Method(name="fedper", plan=plan, server_rate=eta_g, options=options)
 
 
 def fedrep(
-    *, personal_layers: int = 1, head_epochs: int | None = None, body_epochs: int = 1, eta_g: float = 1.0
+    *,
+    personal_layers: int = 1,
+    head_epochs: int | None = None,
+    body_epochs: int = 1,
+    warmup: int = 0,
+    refresh_epochs: int = 0,
+    eta_g: float = 1.0,
 ) -> Method:
-    """FedPer's split; first the head (by default for the run's local epochs), then the body."""
+    """FedPer's split; first the head (by default for the run's local epochs), then the body.
+
+    ``warmup`` and ``refresh_epochs`` are FedPer's.
+    """
     at_least_one(head_epochs=head_epochs, body_epochs=body_epochs)
+    at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
 
     def plan(anatomy: Anatomy) -> Plan:
         head = anatomy.last(personal_layers)
@@ -46,10 +61,13 @@ def fedrep(
         return Plan(
             split=Split.of(anatomy, personal=head),
             phases=(fit_head, Phase(trains=body, epochs=body_epochs)),
+            warmup=warmup,
+            refresh=refreshed(refresh_epochs),
             newcomer=(fit_head,),
         )
 
     options = {"personal_layers": personal_layers, "head_epochs": head_epochs, "body_epochs": body_epochs}
+    options |= {"warmup": warmup, "refresh_epochs": refresh_epochs}
     return Method(name="fedrep", plan=plan, server_rate=eta_g, options={**options, "eta_g": eta_g})
 
 

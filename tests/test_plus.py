@@ -1,0 +1,234 @@
+"""FedFac+: what its switches do, and that each of them is off when it is off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import message
+
+import fedfac
+from fedfac import methods
+from fedfac.anatomy import Anatomy
+from fedfac.conformance import small_federation, small_model
+from fedfac.errors import ConfigError
+from fedfac.method import Method, check_method
+from fedfac.moments import Moments
+from fedfac.rules import FactorRule, Threshold, decide
+from fedfac.split import Split
+from fedfac.state import references, same
+
+HALF = Threshold.parse("50%")
+OFF: dict[str, Any] = {"head": "shared", "warmup": 0, "decay": 0.0, "hysteresis": 0.0, "refresh_epochs": 0}
+
+
+def trained(method: Method, **settings: Any) -> fedfac.Result:
+    arguments: dict[str, Any] = {"rounds": 4, "rate": 0.6, "epochs": 1, "batch_size": 8, "seed": 3, "lanes": 1}
+    return fedfac.fit(small_model(), small_federation(), method=method, **(arguments | settings))
+
+
+def equal(one: fedfac.Result, other: fedfac.Result) -> bool:
+    models = [[references(r.model(client)) for client in range(len(r.names))] for r in (one, other)]
+    return same(one.server, other.server) and all(same(a, b) for a, b in zip(*models, strict=True))
+
+
+# --- limits --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["dynamic", "static"])
+def test_with_every_switch_off_it_is_fedfac(schedule: str) -> None:
+    plain = trained(methods.fedfac(layers=[1, 2], schedule=schedule))
+    plus = trained(methods.fedfac_plus(layers=[1, 2], schedule=schedule, **OFF))
+    assert equal(plus, plain)
+    assert plus.records == plain.records
+
+
+@pytest.mark.parametrize("switch", ["warmup", "decay", "hysteresis", "refresh_epochs"])
+def test_no_switch_at_zero_does_anything_and_each_of_them_does_something(switch: str) -> None:
+    on: dict[str, Any] = {"warmup": 2, "decay": 0.9, "hysteresis": 0.3, "refresh_epochs": 1}
+    rest: dict[str, Any] = {"layers": [1, 2], "on": "updates"}  # with which elements change sides in a short run
+    plain = trained(methods.fedfac(**rest))
+    assert equal(trained(methods.fedfac_plus(**rest, **OFF)), plain)
+    assert not equal(trained(methods.fedfac(**rest, **{switch: on[switch]})), plain)
+
+
+@pytest.mark.parametrize("head", ["shared", "personal", "split"])
+def test_a_warm_up_that_never_ends_is_fedavg(head: str) -> None:
+    fedavg = trained(methods.fedavg())
+    everything: dict[str, Any] = {"head": head, "decay": 0.9, "hysteresis": 0.1, "refresh_epochs": 2}
+    for rounds in (4, 9):
+        warm = trained(methods.fedfac_plus(layers=[1], warmup=rounds, **everything))
+        assert equal(warm, fedavg)
+        assert [r["test"] for r in warm.records] == [r["test"] for r in fedavg.records]
+        assert warm.splits == fedavg.splits
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        methods.fedper(warmup=9),
+        methods.all_personal(layers=[1], warmup=9),
+        methods.random_split(layers=[1], warmup=9),
+        methods.variance_split(layers=[1], warmup=9),
+    ],
+    ids=lambda m: m.name,
+)
+def test_other_methods_warm_up_the_same_way(method: Method) -> None:
+    assert equal(trained(method), trained(methods.fedavg()))
+
+
+# --- warm-up -------------------------------------------------------------------------------------------------------
+
+
+def test_after_the_warm_up_the_split_begins_from_the_common_model() -> None:
+    method = methods.fedper(warmup=2)
+    fedavg = trained(methods.fedavg(), rounds=2)
+    watched = trained(method, rounds=3)
+    head = Anatomy.of(small_model()).head.tensors
+    for name in head:  # nobody shares a head any more, so the server's is that of the warm-up
+        assert torch.equal(watched.server[name], fedavg.server[name])
+        assert not torch.equal(watched.server[name], references(small_model())[name])
+    cohort = watched.records[2]["cohort"]
+    for client in range(5):
+        own = references(watched.model(client))
+        assert all(torch.equal(own[name], fedavg.server[name]) == (client not in cohort) for name in head)
+
+
+def test_the_first_decision_comes_after_the_warm_up() -> None:
+    dynamic = trained(methods.fedfac(layers=[1], warmup=2), rounds=5)
+    assert [sorted(r["split"].get("0", {})) != [] for r in dynamic.records] == [False, False, True, True, True]
+    assert ["tau" in r["split"].get("0", {}) for r in dynamic.records] == [False, False, True, True, True]
+    assert [r["shared_share"] for r in dynamic.records] == [1, 1, 0.5, 0.5, 0.5]
+    static = trained(methods.fedfac(layers=[1], warmup=2, schedule="static"), rounds=5)
+    assert ["tau" in r["split"].get("0", {}) for r in static.records] == [False, False, True, False, False]
+    assert static.masks[3] == static.masks[4] == static.masks[5] == dynamic.masks[3]
+    assert dynamic.splits[2].kept == frozenset()
+
+
+@pytest.mark.parametrize("stopped", [1, 2, 3, 4])
+def test_a_run_resumes_exactly_before_in_and_after_the_warm_up(tmp_path: Path, stopped: int) -> None:
+    method = methods.fedfac_plus(layers=[1], warmup=2)
+    straight = trained(method, rounds=6, out=tmp_path / "straight")
+    trained(method, rounds=stopped, out=tmp_path / "stopped")
+    part = fedfac.load(tmp_path / "stopped", small_model(), method=method, federation=small_federation())
+    assert equal(part, trained(method, rounds=stopped))
+    resumed = trained(method, rounds=6, out=tmp_path / "stopped", resume=True)
+    assert equal(resumed, straight)
+    texts = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("straight", "stopped")]
+    assert texts[0] == texts[1]
+
+
+# --- moments and masks that change slowly -------------------------------------------------------------------------
+
+
+def block(seed: int) -> Moments:
+    rows = torch.from_numpy(np.random.default_rng(seed).normal(size=(9, 6)))
+    return Moments(9, rows.sum(0), rows.T @ rows)
+
+
+def test_decaying_moments_are_the_weighted_sums_of_all_rounds() -> None:
+    rule = FactorRule({"l": HALF}, {"l": 0.75}, decay=0.5, solver="exact")
+    memory = dict(rule.score("l", 6, block(0), seed=0, round=1).memory)
+    memory = dict(rule.score("l", 6, block(1), seed=0, round=2, memory=memory).memory)
+    last = rule.score("l", 6, block(2), seed=0, round=3, memory=memory)
+    wanted = block(0) * 0.25 + block(1) * 0.5 + block(2)
+    assert float(last.memory["n"]) == wanted.n == 9 * 1.75
+    assert torch.allclose(last.memory["products"], wanted.products, atol=1e-12)
+    plain = FactorRule({"l": HALF}, {"l": 0.75}, solver="exact")
+    assert torch.allclose(last.values, plain.score("l", 6, wanted, seed=0, round=3).values, atol=1e-8)
+    assert not torch.allclose(last.values, plain.score("l", 6, block(2), seed=0, round=3).values, atol=1e-3)
+
+
+def test_an_element_changes_sides_only_past_the_margin() -> None:
+    scores = torch.arange(1, 11, dtype=torch.float64)  # the median is 5.5
+    shared = [False, True, True, True, False, True, False, False, True, False]
+    plain, value = HALF.cut(scores, shared)
+    assert plain == tuple(s >= 5.5 for s in scores.tolist())
+    assert value == 5.5
+    #   margin .2: what is shared stays above the 30 % quantile (3.7), what is personal joins above the 70 % one (7.3)
+    held, value = Threshold.parse("50%", 0.2).cut(scores, shared)
+    assert held == (False, False, False, True, False, True, False, True, True, True)
+    assert value == 5.5
+    assert Threshold.parse("50%", 0.2).cut(scores) == (plain, 5.5)
+    assert Threshold.parse("50%", 1.0).cut(scores, shared)[0] == (
+        *shared[:9],
+        True,
+    )  # the highest ties with the highest
+    absolute = Threshold.parse(5, 2.0).cut(scores, shared)
+    assert absolute == ((False, False, True, True, False, True, True, True, True, True), 5.0)
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.3])
+def test_the_extremes_have_no_margin(margin: float) -> None:
+    scores = torch.tensor([0.0, 0.2, 0.9], dtype=torch.float64)
+    for before in ([True] * 3, [False] * 3):
+        assert Threshold.parse(0, margin).cut(scores, before)[0] == (True, True, True)
+        assert Threshold.parse("inf", margin).cut(scores, before)[0] == (False, False, False)
+    assert Threshold.parse("20%", margin).cut(scores, [True] * 3)[0][0] is False  # a dead element is personal
+
+
+def test_the_first_decision_knows_no_margin_and_later_ones_do() -> None:
+    anatomy = Anatomy.of(torch.nn.Sequential(torch.nn.Linear(9, 6), torch.nn.Linear(6, 2)))
+    split = Split.of(anatomy, layers=[anatomy.layer(1)])
+    plain, careful = (FactorRule({"0": Threshold.parse("50%", margin)}, {"0": 0.75}) for margin in (0.0, 0.5))
+    first = decide(careful, split, {"0": block(0)}, seed=0, round=1)
+    assert first.split == decide(plain, split, {"0": block(0)}, seed=0, round=1).split
+    then = decide(careful, first.split, {"0": block(1)}, seed=0, round=2, memory=first.memory)
+    free = decide(plain, first.split, {"0": block(1)}, seed=0, round=2, memory=first.memory)
+    assert sum(a != b for a, b in zip(then.split.masks["0"], first.split.masks["0"], strict=True)) <= 1
+    assert free.split != then.split
+
+
+# --- refreshing ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("build", [methods.fedfac_plus, methods.fedper, methods.fedrep], ids=lambda b: str(b.__name__))
+def test_refreshing_moves_the_personal_part_of_a_copy_and_nothing_else(build: Any) -> None:
+    options: dict[str, Any] = {"layers": [1], "warmup": 1} if build is methods.fedfac_plus else {}
+    plain, fresh = (trained(build(refresh_epochs=epochs, **options)) for epochs in (0, 2))
+    assert same(plain.server, fresh.server)
+    assert fresh.records[-1]["test"]["model"] == "fine-tuned"
+    moved = set()
+    for client in range(5):
+        assert same(plain.state(client), fresh.state(client))
+        before, after = references(plain.model(client)), references(fresh.model(client))
+        for name, tensor in before.items():
+            shared = fresh.split.mask(name)
+            assert torch.equal(tensor[shared], after[name][shared]), name
+            moved |= set() if torch.equal(tensor, after[name]) else {name}
+    assert moved
+    assert moved <= fresh.split.kept
+
+
+# --- laws and refusals ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options", [{"warmup": 1}, {"warmup": 1, "schedule": "static"}, {"warmup": 0, "head": "split"}]
+)
+def test_fedfac_plus_keeps_the_laws(options: dict[str, Any]) -> None:
+    check_method(methods.fedfac_plus(layers=[1, 2][: 1 if options.get("head") == "split" else 2], **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"warmup": -1}, "warmup is -1; it is a whole number from 0 (off) up"),
+        ({"warmup": 1.5}, "warmup is 1.5; it is a whole number from 0 (off) up"),
+        ({"refresh_epochs": -2}, "refresh_epochs is -2; it is a whole number from 0 (off) up"),
+        ({"decay": 1.0}, "decay is 1.0; the weight of the round before is a number from 0 (none) to below 1"),
+        ({"hysteresis": -0.1}, "hysteresis is -0.1; the margin is a number from 0 (none) to 1, in ranks"),
+        ({"solver": "quick"}, "solver is 'quick'. Known: fast, exact."),
+        (
+            {"warmup": 3, "probe_all": True},
+            "probe_all looks at all clients before the first round; with a warm-up there is no such look",
+        ),
+    ],
+)
+def test_switches_have_their_ranges(options: dict[str, Any], text: str) -> None:
+    assert message(ConfigError, lambda: methods.fedfac_plus(**options)) == text
+    if "warmup" in options and "probe_all" not in options:
+        assert message(ConfigError, lambda: methods.fedper(**options)) == text
