@@ -53,6 +53,10 @@ class Moments:
         """The same moments with a smaller weight, to be added to fresher ones."""
         return Moments(self.n * share, self.total * share, self.products * share)
 
+    def to(self, device: torch.device) -> Moments:
+        """The same moments on another device."""
+        return Moments(self.n, self.total.to(device), self.products.to(device))
+
     @property
     def covariance(self) -> Tensor:
         """M/n − ssᵀ/n²."""

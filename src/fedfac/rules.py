@@ -19,9 +19,10 @@ from fedfac.errors import ConfigError, did_you_mean
 from fedfac.factor import ESTIMATORS, MAX_ITERATIONS, check_kappa, factor_analysis
 from fedfac.moments import Additive, Moments, Spread
 from fedfac.seeds import stream
-from fedfac.split import Mask, Split
+from fedfac.split import CPU, Mask, Split
 
 BASES = ("weights", "updates")
+SMALL = 128  # elements up to which a GPU's eigh is mostly waiting: the CPU takes it
 SOLVERS = ("fast", "exact")
 WARM_ITERATIONS = 5  # of the fast solver in a round that can go on from an earlier one
 Memory = Mapping[str, Tensor]  # what a rule remembers from round to round
@@ -164,7 +165,7 @@ class FactorRule:
 
     The ``fast`` solver goes on from the last round's ν for a few iterations, until the mask is settled; its
     first decision is the ``exact`` one, which begins anew every round (why: :mod:`fedfac.factor`). Both run where
-    the moments are.
+    the moments are, small layers on the CPU.
     """
 
     tau: Mapping[str, Threshold]
@@ -209,6 +210,8 @@ class FactorRule:
             total = _accumulated(total, own, self.decay)
             remembered |= {"n": torch.tensor(total.n, dtype=torch.float64), "total": total.total}
             remembered["products"] = total.products
+        if elements <= SMALL:
+            total = total.to(CPU)
         alive = ~total.dead
         values = torch.zeros(elements, dtype=torch.float64, device=alive.device)
         notes: dict[str, Any] = {
