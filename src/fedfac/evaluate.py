@@ -97,14 +97,17 @@ def tally(
         if metrics:
             outputs.append(given.clone())  # the engine may write the next answers to the same place
             targets.append(wanted.clone())
-    mean = float(torch.stack(losses).sum()) / samples if samples else 0.0
+    nothing = torch.zeros((), dtype=torch.float64)
+    sums = [torch.stack(values).sum().double() if values else nothing for values in (losses, hits)]
+    lost, correct = torch.stack(sums).tolist() if losses and hits else (float(sums[0]), 0.0)
+    mean = lost / samples if samples else 0.0
     figures = {}
     if metrics and samples:
         all_outputs, all_targets = torch.cat(outputs), torch.cat(targets)
         figures = {name: float(metric(all_outputs, all_targets)) for name, metric in metrics.items()}
     if classes is None:
         return Score(client, samples, None, mean, figures)
-    return Score(client, answered, int(torch.stack(hits).sum()) if hits else 0, mean, figures)
+    return Score(client, answered, int(correct), mean, figures)
 
 
 def summary(scores: Sequence[Score], model: str) -> dict[str, Any]:
