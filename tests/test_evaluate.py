@@ -426,7 +426,8 @@ def test_validation_is_a_part_of_training_data_and_never_touches_the_test() -> N
     runs = []
     for flipped in (False, True):
         federation = Federation.from_arrays(arrays_of(3, flipped=flipped), validation_share=0.25, classes=3)
-        runs.append(fedfac.fit(small_model(), federation, method=methods.fedper(), **(SMALL | {"lr": 0.05})))
+        settings = SMALL | {"lr": 0.05, "evaluate_every": 1}
+        runs.append(fedfac.fit(small_model(), federation, method=methods.fedper(), **settings))
         for client in range(3):
             data = federation.client(client)
             assert [len(data.train), len(data.validation), len(data.test)] == [30, 10, 15]

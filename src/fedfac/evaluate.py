@@ -43,9 +43,6 @@ class Score:
         return None if self.correct is None or not self.samples else self.correct / self.samples
 
 
-Forward = Callable[[Pool, Tensor], tuple[Any, Tensor]]
-
-
 @torch.no_grad()
 def score(
     model: nn.Module,
@@ -55,14 +52,11 @@ def score(
     loss: Loss,
     classes: int | None,
     metrics: Mapping[str, Metric] | None = None,
-    *,
-    forward: Forward | None = None,
 ) -> Score:
-    """A model on some samples of one client. ``forward`` gives outputs and targets in the engine's own way."""
+    """A model on some samples of one client."""
     model.eval()
-    ask = forward or (lambda pool, part: predict(model, Numerics(), pool, part))
     parts = torch.split(index, BATCH) if len(index) else ()
-    return tally(client, (ask(pool, part) for part in parts), loss, classes, metrics)
+    return tally(client, (predict(model, Numerics(), pool, part) for part in parts), loss, classes, metrics)
 
 
 def predict(model: nn.Module, numerics: Numerics, pool: Pool, index: Tensor) -> tuple[Any, Tensor]:

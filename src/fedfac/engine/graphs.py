@@ -20,14 +20,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedfac.data.federation import Pool
 from fedfac.errors import EngineWarning
-from fedfac.evaluate import predict
-from fedfac.method import supervised
+from fedfac.method import Loss, per_sample, supervised
 from fedfac.noise import taking_turns
-from fedfac.numerics import Numerics
 from fedfac.state import State, clone, copy_into
 from fedfac.training import Work, eager
 
@@ -257,21 +255,22 @@ class _Slot:
         work.draws.set_state(self.recorder.generator.get_state())
 
 
-class GraphForward:
-    """A lane's way to predict: replays of a forward pass over a fixed number of samples, the rest is padding.
+class GraphCall:
+    """A function of some of a client's samples as graphs, one for every power of two of them; the rest is padding.
 
-    In evaluation mode samples do not see each other, so padding changes nothing.
+    In evaluation mode samples do not see each other, so padding changes no sample's output. The function gets the pool,
+    the sample numbers and how many of them count; its tensors are overwritten by the next call.
     """
 
-    def __init__(self, recorder: Recorder, model: nn.Module, numerics: Numerics) -> None:
-        self.recorder, self.model, self.numerics = recorder, model, numerics
-        self._made: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Any, Tensor]] = {}
+    def __init__(self, recorder: Recorder, function: Callable[[Pool, Tensor, Tensor], tuple[Tensor, ...]]) -> None:
+        self.recorder, self.function = recorder, function
+        self._made: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor, tuple[Tensor, ...]]] = {}
         self._refused = False
 
-    def __call__(self, pool: Pool, index: Tensor) -> tuple[Any, Tensor]:
-        """Outputs and targets of some samples; the outputs are overwritten by the next call."""
+    def __call__(self, pool: Pool, index: Tensor) -> tuple[Tensor, ...] | None:
+        """What the function gives, or None: it cannot be captured."""
         if self._refused or pool is not self.recorder.resident:
-            return predict(self.model, self.numerics, pool, index)
+            return None
         room = 1 << max(5, (len(index) - 1).bit_length())
         if room not in self._made:
             try:
@@ -280,24 +279,35 @@ class GraphForward:
             except RuntimeError as error:
                 self._refused = True
                 note(error)
-                return predict(self.model, self.numerics, pool, index)
-        graph, numbers, outputs, targets = self._made[room]
+                return None
+        graph, numbers, count, found = self._made[room]
         numbers[: len(index)].copy_(index, non_blocking=True)
+        count.fill_(len(index))
         graph.replay()
-        return outputs[: len(index)], targets[: len(index)]
+        return found
 
-    def _capture(self, pool: Pool, room: int) -> tuple[torch.cuda.CUDAGraph, Tensor, Any, Tensor]:
-        numbers = torch.zeros(room, dtype=torch.int64, device=self.numerics.device)
-        found: list[Any] = []
+    def _capture(self, pool: Pool, room: int) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor, tuple[Tensor, ...]]:
+        numbers = torch.zeros(room, dtype=torch.int64, device=self.recorder.generator.device)
+        count = torch.zeros((), dtype=torch.int64, device=numbers.device)
+        found: list[Tensor] = []
 
         def run() -> None:
-            found[:] = predict(self.model, self.numerics, pool, numbers)
+            found[:] = self.function(pool, numbers, count)
 
         graph = self.recorder.record(run)
-        outputs, targets = found
-        if not isinstance(outputs, Tensor):
-            raise RuntimeError(f"its output is a {type(outputs).__name__}, not one tensor")
-        return graph, numbers, outputs, targets
+        if any(not isinstance(tensor, Tensor) for tensor in found):
+            raise RuntimeError("its output is not one tensor")
+        return graph, numbers, count, tuple(found)
+
+
+def counted(outputs: Tensor, targets: Tensor, count: Tensor, loss: Loss, classes: int | None) -> Tensor:
+    """(Σ loss, answers, correct answers) of the first ``count`` samples."""
+    valid = torch.arange(len(targets), device=targets.device) < count
+    lost = (per_sample(loss, outputs, targets).double() * valid).sum()
+    if classes is None:
+        return torch.stack([lost, count.double(), torch.zeros_like(lost)])
+    right = (outputs.argmax(1) == targets).reshape(len(targets), -1)
+    return torch.stack([lost, count.double() * right.shape[1], (right.sum(1) * valid).sum().double()])
 
 
 def _room(count: int) -> int:

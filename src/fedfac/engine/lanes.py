@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import inspect
 import os
 import queue
 from collections import deque
@@ -25,17 +26,17 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedfac.aggregate import Sums
 from fedfac.anatomy import Anatomy
 from fedfac.data.federation import Federation, Pool
 from fedfac.engine import stacked
-from fedfac.engine.graphs import Gate, GraphForward, GraphSteps, Recorder
+from fedfac.engine.graphs import Gate, GraphCall, GraphSteps, Recorder, counted
 from fedfac.engine.store import Store
 from fedfac.errors import ConfigError
-from fedfac.evaluate import Forward, Metric, Score, predict, score
-from fedfac.method import Phase, Plan
+from fedfac.evaluate import BATCH, Metric, Score, predict, tally
+from fedfac.method import Loss, Phase, Plan
 from fedfac.moments import Additive
 from fedfac.numerics import Numerics
 from fedfac.rules import Rule
@@ -49,33 +50,65 @@ Done = TypeVar("Done")
 
 
 CUDA_LANES = 10  # streams; the usual cohort
+TESTED = 8  # clients that a lane tests before it hands over
 
 
 class Lane:
     """One copy of the model, and the way in which it takes steps and predicts."""
 
-    def __init__(self, model: nn.Module, numerics: Numerics, gate: Gate, resident: Pool | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        numerics: Numerics,
+        gate: Gate,
+        resident: Pool | None,
+        loss: Loss,
+        classes: int | None,
+    ) -> None:
         self.model = numerics.place(copy.deepcopy(model))
         self.state = references(self.model)
-        self.numerics = numerics
+        self.numerics, self.loss, self.classes = numerics, loss, classes
         self.steps: Steps = eager
-        self.forward: Forward = lambda pool, index: predict(self.model, numerics, pool, index)
+        self.sums: GraphCall | None = None
         self.stream: torch.cuda.Stream | None = None
         if numerics.device.type == "cuda":
             self.stream = torch.cuda.Stream(numerics.device)  # type: ignore[no-untyped-call]
             recorder = Recorder(self.state, self.stream, gate, resident, torch.Generator(numerics.device))
             self.steps = GraphSteps(recorder)
-            self.forward = GraphForward(recorder, self.model, numerics)
+            if "reduction" in inspect.signature(loss).parameters:  # a mean over samples, one by one
+                self.sums = GraphCall(recorder, self._count)
         self._holds: State | None = None
 
-    def load(self, server: State, composed: State | None) -> None:
-        """Write a client's model into the lane; the server's own state is not written twice in a row."""
-        if composed is not None:
+    def load(self, server: State, composed: State, kept: Iterable[str]) -> None:
+        """Write a client's model into the lane; what is shared as a whole is not written twice in a row."""
+        if self._holds is server:
+            copy_into(self.state, {name: composed[name] for name in kept})
+        else:
             copy_into(self.state, composed)
-            self._holds = None
-        elif self._holds is not server:
-            copy_into(self.state, server)
-            self._holds = server
+        self._holds = server
+
+    @torch.no_grad()
+    def score(self, client: int, pool: Pool, index: Tensor, metrics: Mapping[str, Metric]) -> Score:
+        """The lane's model on some samples."""
+        self.model.eval()
+        parts = torch.split(index, BATCH) if len(index) else ()
+        if self.sums is not None and not metrics and parts:
+            total: Tensor | None = None
+            for part in parts:
+                found = self.sums(pool, part)
+                if found is None:
+                    break
+                total = found[0].clone() if total is None else total + found[0]
+            else:
+                lost, answers, correct = torch.as_tensor(total).tolist()
+                return Score(client, int(answers), None if self.classes is None else int(correct), lost / len(index))
+        answered = (predict(self.model, self.numerics, pool, part) for part in parts)
+        return tally(client, answered, self.loss, self.classes, metrics)
+
+    def _count(self, pool: Pool, index: Tensor, count: Tensor) -> tuple[Tensor]:
+        with torch.no_grad():
+            outputs, targets = predict(self.model, self.numerics, pool, index)
+            return (counted(outputs, targets, count, self.loss, self.classes),)
 
     def touched(self) -> None:
         """The lane's tensors were trained: they are nobody's state any more."""
@@ -147,7 +180,9 @@ class LaneEngine:
         self._gate = Gate()
         self._free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
         for _ in range(self.lanes):
-            self._free.put(Lane(model, self.numerics, self._gate, self.federation.pool))
+            self._free.put(
+                Lane(model, self.numerics, self._gate, self.federation.pool, local.loss, self.federation.classes)
+            )
         self._threads_before = torch.get_num_threads()
         if self.device.type == "cpu":
             torch.set_num_threads(1)  # small models lose by more, and sums must not depend on the machine
@@ -181,7 +216,7 @@ class LaneEngine:
             return done
 
         outcomes: dict[int, Outcome] = {}
-        for done in self._in_order(self._groups(cohort), prepare, work):
+        for done in self._in_order(_groups(cohort, stacked.GROUP if self.stacked else 1), prepare, work):
             for client, outcome, held in done:
                 outcomes[client] = outcome
                 if outcome.problem is None:
@@ -247,13 +282,19 @@ class LaneEngine:
                     # a copy that did not stay finite is thrown away at once
                     states = [s if o.problem else t for s, (o, t) in zip(states, tuned, strict=True)]
                 return self._stacked_scores(lane, group, states)
-            (client,) = group
-            if not refreshes or self._train(lane, group, split, self.plan.refresh, round, "refresh")[0][0].problem:
-                lane.load(server, None if client.start is server else client.start)
-            return [self._scores(lane, client)]
+            done = []
+            for client in group:
+                if (
+                    not refreshes
+                    or self._train(lane, [client], split, self.plan.refresh, round, "refresh")[0][0].problem
+                ):
+                    lane.load(server, client.start, split.kept)
+                done.append(self._scores(lane, client))
+            return done
 
         found: dict[str, list[Score]] = {"test": []}
-        for group in self._in_order(self._groups(clients), prepare, work):
+        size = stacked.GROUP if self.stacked else TESTED if self.device.type == "cuda" else 1
+        for group in self._in_order(_groups(clients, size), prepare, work):
             for scores in group:
                 for part, value in scores.items():
                     found.setdefault(part, []).append(value)
@@ -264,11 +305,6 @@ class LaneEngine:
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._switches.close()
         torch.set_num_threads(self._threads_before)
-
-    def _groups(self, clients: Sequence[int]) -> list[Sequence[int]]:
-        """What goes through a lane at a time."""
-        size = stacked.GROUP if self.stacked else 1
-        return [clients[start : start + size] for start in range(0, len(clients), size)]
 
     def _train(
         self, lane: Lane, group: list[stacked.Client], split: Split, phases: Sequence[Phase], round: int, purpose: str
@@ -296,11 +332,10 @@ class LaneEngine:
         return [(outcome, lane.state)]
 
     def _scores(self, lane: Lane, client: stacked.Client) -> dict[str, Score]:
-        data, loss, classes = client.data, self.local.loss, self.federation.classes
-        parts = {"test": data.test, "validation": data.validation}
+        data = client.data
         return {
-            part: score(lane.model, client.number, data.pool, index, loss, classes, self.metrics, forward=lane.forward)
-            for part, index in parts.items()
+            part: lane.score(client.number, data.pool, index, self.metrics)
+            for part, index in (("test", data.test), ("validation", data.validation))
             if part == "test" or len(index)
         }
 
@@ -342,6 +377,11 @@ class LaneEngine:
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def _groups(clients: Sequence[int], size: int) -> list[Sequence[int]]:
+    """What goes through a lane at a time."""
+    return [clients[start : start + size] for start in range(0, len(clients), size)]
 
 
 def pick_device(device: str | torch.device | None) -> torch.device:
