@@ -12,6 +12,7 @@ steps eagerly; the engine says so once.
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -90,11 +91,15 @@ class Recorder:
         self.stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
+        collects = gc.isenabled()
+        gc.disable()  # a graph of an earlier run that is thrown away now would end the recording
         graph.capture_begin(pool=self.memory, capture_error_mode="thread_local")
         try:
             run()
         finally:
             graph.capture_end()
+            if collects:
+                gc.enable()
         return graph
 
     @contextmanager
