@@ -16,14 +16,15 @@ Three estimators, because the paper can be read in three ways:
 
 They are not interchangeable, and (paper, formula for A) the transpose there is a slip: A is d × G.
 
-What principal-axis converges to, measured on recorded moments of real runs (64 elements of the digits and FEMNIST
-networks, 512 of ResNet-18; κ = .85 asks for G ≈ ¾ d factors, because the correlations are weak):
+What principal-axis converges to, measured on recorded moments of real runs. (The limit: digits, 64 elements; its
+minima: digits and FEMNIST, 64. κ = .85 asks for G ≈ ¾ d factors there, and in ResNet-18's 512, because the
+correlations are weak.)
 
 - It is projected gradient descent with step 1 on f(Ψ) = ½ Σ_{m>G} λ_m(R − Ψ)² over Ψ in [0, 1]^d: the gradient is
   −diag(R − Ψ − AAᵀ). It does have a limit, but gets there in 5,000 to 20,000 iterations, not in 50, and a quarter
   of the elements are Heywood cases in it. The mask (τ = 50 %) of the 50th iterate agrees with that of the limit on
   .62 to .72 of the elements, where chance is .5.
-- f has many minima of about the same height. L-BFGS-B and projected Newton steps find one in 20 to 200
+- f has many minima of about the same height. L-BFGS-B and projected Newton steps find one in 16 to 270
   eigendecompositions, but not always the same one: their masks agree on .6 to 1.0 of the elements. So "the true
   limit" is no target; as the rule of dynamic FedFac on the digits it is worse than 50 plain iterations.
 - What pays is to go on from the last round's ν (``start``) for a few iterations, until the mask is settled
