@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 
 class FedfacError(Exception):
@@ -36,6 +37,17 @@ class RunError(FedfacError, RuntimeError):
 
 class TrainingError(FedfacError, RuntimeError):
     """Training cannot go on; the last whole round is saved."""
+
+
+class RoundSkipped(FedfacError):
+    """Too few clients of a cohort answered: the round is recorded and changes nothing.
+
+    ``outcomes`` has what is known of the cohort by then, as ``Engine.train`` returns it.
+    """
+
+    def __init__(self, reason: str, outcomes: Mapping[int, Any]) -> None:
+        super().__init__(reason)
+        self.outcomes = outcomes
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

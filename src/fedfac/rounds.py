@@ -29,7 +29,7 @@ from fedfac.data.federation import Federation, are_numbers
 from fedfac.engine.lanes import LaneEngine, pick_device, pick_lanes
 from fedfac.engine.protocol import Engine
 from fedfac.engine.store import MemoryStore, Store
-from fedfac.errors import ConfigError, TrainingError
+from fedfac.errors import ConfigError, RoundSkipped, TrainingError
 from fedfac.method import Loss, Method, at_least_one
 from fedfac.methods import fedfac as default_method
 from fedfac.preflight import (
@@ -40,6 +40,7 @@ from fedfac.preflight import (
     tested_clients,
 )
 from fedfac.result import Result
+from fedfac.roster import Roster
 from fedfac.rules import Decision, decide
 from fedfac.run import RunDirectory, check_same_run, read_config
 from fedfac.seeds import stream
@@ -173,7 +174,12 @@ class Session:
     """
 
     def __init__(
-        self, model: nn.Module, federation: Federation, method: Method | None, local: Local, settings: Settings
+        self,
+        model: nn.Module,
+        federation: Federation | Roster,
+        method: Method | None,
+        local: Local,
+        settings: Settings,
     ) -> None:
         self.method = method = default_method() if method is None else method
         self.federation, self.local, self.settings, self.seed = federation, local, settings, settings.seed
@@ -188,7 +194,8 @@ class Session:
         self.template = method.wrap(template) if method.wrap else template
         self.plan = method.plan(Anatomy.of(self.template))
         start = state_of(self.template)
-        check_fits(self.template, federation, local)
+        if isinstance(federation, Federation):
+            check_fits(self.template, federation, local)
         self.run = self._open_run(start, metrics)
         self.records: list[Record] = []
         self.masks: dict[int, Mapping[str, tuple[bool, ...]]] = {}
@@ -200,22 +207,25 @@ class Session:
         try:
             self._restore()
             self._store: Store = self.run or MemoryStore()
-            self._inner = LaneEngine(
-                self.template,
-                federation,
-                self.plan,
-                local,
-                self._store,
-                seed=self.seed,
-                lanes=lanes,
-                device=device,
-                metrics=metrics,
-            )
+            if isinstance(federation, Roster):
+                self.engine: Engine = federation.connect(self.template, self.plan, self.records)
+            else:
+                inner = LaneEngine(
+                    self.template,
+                    federation,
+                    self.plan,
+                    local,
+                    self._store,
+                    seed=self.seed,
+                    lanes=lanes,
+                    device=device,
+                    metrics=metrics,
+                )
+                self.engine = inner if settings.engine is None else settings.engine(inner)
         except BaseException:
             if self.run is not None:
                 self.run.close()
             raise
-        self.engine: Engine = self._inner if settings.engine is None else settings.engine(self._inner)
 
     def __enter__(self) -> Session:
         return self
@@ -223,7 +233,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._inner.close()
+        self.engine.close()
         if self.run is not None:
             self.run.close()
 
@@ -250,10 +260,45 @@ class Session:
         number = self.next_round
         clock = _Clock()
         before = self.split
-        rule = self.plan.rule
-        decision: Decision | None = None
         record: Record = {"round": number}
+        decision: Decision | None = None
+        try:
+            decision = self._advance(number, record, clock)
+        except RoundSkipped as skip:
+            if number == 0:
+                raise TrainingError(f"the one decision before the first round cannot be made: {skip}") from skip
+            self.split = before
+            record |= _training_record(skip.outcomes, self.federation.names) | {"skipped": str(skip)}
+        record["shared_share"] = self.split.shared_share
+        record["split"] = _split_record(self.split, before, decision)
+        due = number % self.settings.evaluate_every == 0 or number == self.settings.rounds
+        test = number > 0 and due and "skipped" not in record
+        if test:
+            scores = self.engine.evaluate(number, self.server, self.split, self.tested)
+            record |= {part: evaluate.summary(own, self.plan.evaluates) for part, own in scores.items()}
+            self.client_table = evaluate.table(scores["test"], self.federation.names)
+            absent = set(self.tested) - {score.client for score in scores["test"]}
+            if absent:
+                record["not_tested"] = [self.federation.names[client] for client in sorted(absent)]
+            clock.lap("evaluate")
+        if self.run is not None:
+            self.run.commit(
+                record,
+                self.server,
+                self.split,
+                scores={} if decision is None else decision.scores,
+                clients=self.client_table if test else None,
+                timing=clock.seconds,
+            )
+        self.records.append(record)
+        self.masks[number] = self.split.masks
+        self.next_round = number + 1
+        return record | {"seconds": sum(clock.seconds.values()), "timing": clock.seconds}
 
+    def _advance(self, number: int, record: Record, clock: _Clock) -> Decision | None:
+        """Train, decide where the plan says so, aggregate; all but the evaluation."""
+        before, rule = self.split, self.plan.rule
+        decision: Decision | None = None
         if number > 0 or (rule is not None and rule.measures):
             size = len(self.participants) if number == 0 and self.plan.probe_all else self.cohort
             cohort = draw_cohort(self.participants, size, self.seed, number)
@@ -269,30 +314,11 @@ class Session:
             clock.lap("decide")
         if number > 0:
             total = self.engine.collect(self.split)
+            record["left_out"] |= {self.federation.names[client]: why for client, why in total.missing.items()}
             self.server = aggregate(self.server, total, self.split, before=before, rate=self.method.server_rate)
             self.engine.keep(self.split)
             clock.lap("aggregate")
-        record["shared_share"] = self.split.shared_share
-        record["split"] = _split_record(self.split, before, decision)
-        test = number > 0 and (number % self.settings.evaluate_every == 0 or number == self.settings.rounds)
-        if test:
-            scores = self.engine.evaluate(number, self.server, self.split, self.tested)
-            record |= {part: evaluate.summary(own, self.plan.evaluates) for part, own in scores.items()}
-            self.client_table = evaluate.table(scores["test"], self.federation.names)
-            clock.lap("evaluate")
-        if self.run is not None:
-            self.run.commit(
-                record,
-                self.server,
-                self.split,
-                scores={} if decision is None else decision.scores,
-                clients=self.client_table if test else None,
-                timing=clock.seconds,
-            )
-        self.records.append(record)
-        self.masks[number] = self.split.masks
-        self.next_round = number + 1
-        return record | {"seconds": sum(clock.seconds.values()), "timing": clock.seconds}
+        return decision
 
     def result(self) -> Result:
         """What has come out so far; call it when the session is closed."""
@@ -310,7 +336,7 @@ class Session:
             plan=self.plan,
             local=self.local,
             seed=self.seed,
-            federation=self.federation,
+            federation=self.federation if isinstance(self.federation, Federation) else None,
             newcomers=self.newcomers,
         )
 
@@ -363,6 +389,8 @@ class Session:
             "names": None if are_numbers(self.federation.names) else list(self.federation.names),
             "origin": settings.origin,
         }
+        if isinstance(self.federation, Roster):
+            config["remote"] = dict(self.federation.about)
         if not settings.resume:
             return RunDirectory.create(settings.out, json_like(config), partition=self.federation.partition_json())
         found = read_config(settings.out)
