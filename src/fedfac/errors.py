@@ -39,7 +39,7 @@ class TrainingError(FedfacError, RuntimeError):
     """Training cannot go on; the last whole round is saved."""
 
 
-class RoundSkipped(FedfacError):
+class TooFewRepliesError(FedfacError):
     """Too few clients of a cohort answered: the round is recorded and changes nothing.
 
     ``outcomes`` has what is known of the cohort by then, as ``Engine.train`` returns it.

@@ -41,9 +41,9 @@ def build(config: Config) -> tuple[nn.Module, Federation, Method]:
     return model, federation, method
 
 
-def loss_for(federation: Federation) -> Loss:
+def loss_of(classes: int | None) -> Loss:
     """Cross-entropy for classes, mean squared error for real targets."""
-    return F.cross_entropy if federation.classes is not None else F.mse_loss
+    return F.cross_entropy if classes is not None else F.mse_loss
 
 
 def run(
@@ -77,7 +77,7 @@ def session(
     local = {field.name: asked[field.name] for field in fields(Local) if field.name in asked}
     rest = {name: value for name, value in asked.items() if name not in local}
     settings = Settings(**rest, out=out, resume=resume, lanes=lanes, device=device, origin=config.to_dict())
-    return Session(model, federation, method, Local(**local, loss=loss_for(federation)), settings)
+    return Session(model, federation, method, Local(**local, loss=loss_of(federation.classes)), settings)
 
 
 def config_of(path: str | Path) -> Config:
@@ -108,7 +108,7 @@ def load(
     found = read_config(path)
     if model is None:
         model, federation, method = build(config_of(path))
-        loss = loss_for(federation)
+        loss = loss_of(federation.classes)
     template = method.wrap(model) if method is not None and method.wrap is not None else model
     directory = RunDirectory.read(path)
     saved = directory.checkpoint()

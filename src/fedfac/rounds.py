@@ -29,7 +29,7 @@ from fedfac.data.federation import Federation, are_numbers
 from fedfac.engine.lanes import LaneEngine, pick_device, pick_lanes
 from fedfac.engine.protocol import Engine
 from fedfac.engine.store import MemoryStore, Store
-from fedfac.errors import ConfigError, RoundSkipped, TrainingError
+from fedfac.errors import ConfigError, TooFewRepliesError, TrainingError
 from fedfac.method import Loss, Method, at_least_one
 from fedfac.methods import fedfac as default_method
 from fedfac.preflight import (
@@ -264,7 +264,7 @@ class Session:
         decision: Decision | None = None
         try:
             decision = self._advance(number, record, clock)
-        except RoundSkipped as skip:
+        except TooFewRepliesError as skip:
             if number == 0:
                 raise TrainingError(f"the one decision before the first round cannot be made: {skip}") from skip
             self.split = before

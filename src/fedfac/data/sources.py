@@ -83,7 +83,9 @@ def load_samples(config: DataConfig) -> Samples:
     if path.suffix in (".csv", ".parquet"):
         if config.label is None:
             raise ConfigError(f"say which column of {path} is the label: --label NAME")
-        return _loader("tables.csv_or_parquet")(path, label=config.label, client=config.client)
+        return _loader("tables.csv_or_parquet")(
+            path, label=config.label, client=config.client, classes=config.class_names
+        )
     raise ConfigError(
         f"there is no data set {config.name!r}, and no such CSV file, parquet file or folder. "
         f"{did_you_mean(config.name, SOURCES)}"
