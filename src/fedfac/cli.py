@@ -18,6 +18,7 @@ COMMANDS = {
     "resume": "go on with a run or a comparison that was stopped or killed",
     "newcomers": "serve the clients that were kept out of training, by each method's own rule",
     "data": "look at the data of an experiment: who has how many samples of which classes",
+    "deploy": "train over a real network with Flower: set it up, try it here, use a node's model",
     "inspect": "show a run: how layers were split, how that changed, who does well and who badly",
 }
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedfac import methods, models
+from fedfac import exported, methods, models
 from fedfac.anatomy import Anatomy
 from fedfac.config import Config
 from fedfac.data import sources
@@ -83,6 +83,8 @@ def session(
 def config_of(path: str | Path) -> Config:
     """The config of a run that was started from the command line."""
     found = read_config(path)
+    if "remote" in found:
+        raise RunError(f"{path} was trained over a network: 'flwr run' its app again to go on with it")
     if found.get("origin") is None:
         raise RunError(
             f"{path} was started from Python with a model of its own, which the command line cannot rebuild: "
@@ -103,9 +105,17 @@ def load(
 
     A run that was started from Python needs its ``model`` again (its weights do not matter); its ``method`` if
     newcomers are to be adapted or if it wraps the model; its ``federation`` if the method fine-tunes before it
-    predicts; and its ``loss`` if that is not the cross-entropy.
+    predicts; and its ``loss`` if that is not the cross-entropy. A model that ``fedfac deploy export`` wrote is
+    loaded too, as the result of its one client.
     """
+    if exported.is_exported(path):
+        return exported.load(path, model)
     found = read_config(path)
+    if model is None and "remote" in found:
+        raise RunError(
+            f"{path} was trained over a network, and the clients' personal parts are on their nodes: "
+            "'fedfac deploy export' there gives a client's model. With model=..., load gives what is shared"
+        )
     if model is None:
         model, federation, method = build(config_of(path))
         loss = loss_of(federation.classes)
