@@ -16,7 +16,7 @@ import fedfac
 from fedfac import methods
 from fedfac.deploy.export import export
 from fedfac.engine.flower import wire
-from fedfac.engine.flower.engine import last_counted
+from fedfac.engine.flower.engine import NetworkEngine, last_counted
 from fedfac.engine.flower.folder import Folder
 from fedfac.engine.flower.wire import Packet, Request
 from fedfac.errors import DataError, RunError, TrainingError
@@ -65,9 +65,7 @@ def lose(*lost: tuple[int, str, int]) -> loopback.Meddle:
 
 
 @pytest.mark.parametrize("action", ["train", "collect"])
-def test_a_lost_reply_leaves_its_client_out_of_the_round_and_nothing_of_it_counts(
-    action: str, tmp_path: Path
-) -> None:
+def test_a_lost_reply_leaves_its_client_out_of_the_round_and_nothing_of_it_counts(action: str, tmp_path: Path) -> None:
     run = deployment("fedfac", train__cohort=4)
     result = over_the_wire(run, tmp_path, lose((2, action, 1)))
     assert [r["left_out"] for r in result.records] == [{}, {"1": "no reply within 1 s"}, {}]
@@ -119,9 +117,7 @@ def test_too_few_parts_skip_the_round_too_and_the_split_stays(tmp_path: Path) ->
 def test_a_decision_that_cannot_be_made_ends_the_run(tmp_path: Path) -> None:
     lost = lose(*[(0, "train", client) for client in range(4)])
     text = message(TrainingError, lambda: over_the_wire(deployment("fedfac-static"), tmp_path, lost))
-    assert text == (
-        "the one decision before the first round cannot be made: 0 of 3 clients trained, and 2 are needed"
-    )
+    assert text == ("the one decision before the first round cannot be made: 0 of 3 clients trained, and 2 are needed")
 
 
 def garbled(change: Any) -> loopback.Meddle:
@@ -242,8 +238,22 @@ def export_all(folder: Path) -> None:
 
 def test_a_roster_has_clients_and_no_two_of_one_name() -> None:
     def roster(*names: str) -> Roster:
-        return Roster(names, 2, "", lambda *_: None, {})  # type: ignore[arg-type, return-value]
+        return Roster(names, 2, "", lambda *_: None, {})  # type: ignore[arg-type]
 
     assert message(DataError, roster) == "a roster needs at least one client; this one has none"
     text = message(DataError, lambda: roster("a", "b", "a"))
     assert text == "two clients have the name 'a': give each a name of its own"
+
+
+def test_clients_that_are_not_tested_get_the_last_model_too(tmp_path: Path) -> None:
+    run = deployment("fedper")
+    there = session(run, Loopback(nodes(run, tmp_path)), evaluate_clients=1)
+    result = there.drive()
+    rest = [client for client in range(CLIENTS) if client not in there.tested]
+    assert len(rest) == 3
+    assert isinstance(there.engine, NetworkEngine)
+    there.engine.hand_out(3, there.server, there.split, rest)
+    for client in range(CLIENTS):
+        config = export(tmp_path / str(client), tmp_path / f"model-{client}")
+        assert config["round"] == 3
+    assert [row["client"] for row in result.clients] == [str(there.tested[0])]

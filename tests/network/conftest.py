@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def main(grid, context):
 '''
 
 # The app's own client: a node that is started with garbage=true answers with it.
-CLIENT = '''
+CLIENT = """
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -98,7 +99,7 @@ def reply(message, context):
         content = {"values": ConfigRecord({"json": "{}"}), "tensors": ArrayRecord({"state": junk})}
         return Message(RecordDict(content), reply_to=message)
     return answer(message, context)
-'''
+"""
 
 
 class Hospitals:
@@ -112,6 +113,17 @@ class Hospitals:
     def start_node(self, name: str, **config: Any) -> None:
         config = {"client": name, "data": str(self.folder / f"{name}.csv"), "folder": str(self.state(name)), **config}
         self.network.start_node(name, self.network.keys / "nodes" / name, config)
+
+    def restart_node(self, name: str) -> None:
+        """As a supervisor does: again and again, since the SuperLink takes a minute to notice that a node has died."""
+        network, seen = self.network, self.network.log(name).count("SuperNode ID")
+        end = time.monotonic() + 120
+        while network.log(name).count("SuperNode ID") == seen:
+            if name not in network.processes or network.processes[name].poll() is not None:
+                assert time.monotonic() < end, network.log(name)[-2000:]
+                network.end(name)
+                self.start_node(name)
+            time.sleep(0.5)
 
     def state(self, name: str) -> Path:
         return self.folder / f"{name}-state"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import FEATURES, NAMES, Hospitals
 from torch import Tensor
@@ -15,6 +16,7 @@ from fedfac.cli import main
 from fedfac.data import partition
 from fedfac.data.tables import csv_or_parquet
 from fedfac.deploy.certs import write_certs
+from fedfac.deploy.processes import Network, descendants, is_running
 from fedfac.engine.flower.folder import Folder
 from fedfac.engine.protocol import Engine
 from fedfac.result import Result
@@ -28,9 +30,7 @@ def samples(hospitals: Hospitals, name: str) -> tuple[Tensor, Tensor, Tensor, Te
     """What a node makes of its file, written out."""
     pool = csv_or_parquet(hospitals.folder / f"{name}.csv", label="ill", classes=["no", "yes"]).pool
     n = len(torch.as_tensor(pool.targets))  # type: ignore[attr-defined]
-    train, test = partition.hold_out(
-        torch.arange(n).numpy(), 0.25, seed=SEED, client=NAMES.index(name), purpose="test"
-    )
+    train, test = partition.hold_out(torch.arange(n).numpy(), 0.25, seed=SEED, client=NAMES.index(name), purpose="test")
     (x, y), (x_test, y_test) = (pool.batch(torch.from_numpy(part)) for part in (train, test))
     return x, y, x_test, y_test
 
@@ -140,7 +140,7 @@ def test_a_run_outlives_a_killed_node_a_liar_and_a_killed_server(hospitals: Hosp
     number = network.register(network.keys / "nodes" / "liar.pub")
     (hospitals.folder / "liar.csv").write_bytes((hospitals.folder / "east.csv").read_bytes())
     hospitals.start_node("liar", garbage=True)
-    settings = {"deploy__clients": 4, "deploy__deadline": 40.0, "train__cohort": 4, "train__evaluate_every": 4}
+    settings = {"deploy__clients": 4, "deploy__deadline": 45.0, "train__cohort": 4, "train__evaluate_every": 4}
     settings |= {"train__rounds": 4}
     hospitals.start("dirty", **settings)
 
@@ -153,9 +153,7 @@ def test_a_run_outlives_a_killed_node_a_liar_and_a_killed_server(hospitals: Hosp
     network.end("west", kill=True)
     before = west.kept(1)
     assert before is not None
-    hospitals.start_node("west")
     hospitals.wait_for_round("dirty", 2)
-    assert (west.kept(2), fedfac.state.same(west.kept(1) or {}, before)) == (None, True)
 
     # kill -9 of the server: the SuperLink and the ServerApp below it, in the middle of round 3
     asked = network.log("east").count("Receiving: train.train")
@@ -163,8 +161,10 @@ def test_a_run_outlives_a_killed_node_a_liar_and_a_killed_server(hospitals: Hosp
     network.end("superlink", kill=True)
     network.end("run", kill=True)
     whole = hospitals.records("dirty")
+    assert (west.kept(2), fedfac.state.same(west.kept(1) or {}, before)) == (None, True)
     network.start_link()
     hospitals.start("dirty", **settings)
+    hospitals.restart_node("west")
     run = hospitals.finish("dirty", 4)
 
     records = run.records()
@@ -185,13 +185,25 @@ def run_of(hospitals: Hospitals, out: str) -> str:
 
 
 def test_nothing_is_left_running(tmp_path: Path) -> None:
-    """Placed last: what a test of this file starts, the network ends (checked for a node that is never reached)."""
-    from fedfac.deploy.processes import Network, _descendants
-
+    """What a node has started ends with it, also if nobody ever answers it."""
     write_certs(tmp_path / "keys", hosts=["127.0.0.1"], nodes=["a"])
     with Network(tmp_path, tmp_path / "keys") as network:
         network.start_node("a", tmp_path / "keys" / "nodes" / "a", {"client": "a"})
         pid = network.processes["a"].pid
-        network.wait(lambda: bool(_descendants(pid)), "the node starts nothing", "a")
-        family = [pid, *_descendants(pid)]
-    assert not [p for p in family if Path(f"/proc/{p}/cmdline").exists() and Path(f"/proc/{p}/cmdline").read_bytes()]
+        network.wait(lambda: bool(descendants(pid)), "the node starts nothing", "a")
+        family = [pid, *descendants(pid)]
+    assert len(family) > 1
+    assert not [pid for pid in family if is_running(pid)]
+
+
+def test_the_trial_trains_refuses_a_stranger_and_ends_everything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "trial"
+    command = ["deploy", "try", "--nodes", "2", "--rounds", "1", "--dir", str(folder), "--quiet", "--json"]
+    assert main(command) == 0
+    came = json.loads(capsys.readouterr().out)
+    assert came["stranger_refused"] is True
+    assert came["result"]["rounds"] == [1, 1]
+    assert came["result"]["test"]["clients"] == 2
+    assert came["result"]["layers"]["fc1"]["shared"] == 100

@@ -13,7 +13,7 @@ from fedfac.errors import ConfigError
 from fedfac.run import atomic_write
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "deploy": {"out": "run", "clients": 3, "deadline": 600.0, "minimum": 0.5},
+    "deploy": {"out": "run", "clients": 3, "deadline": 600.0, "minimum": 0.5, "keys": True},
     "data": {"name": "digits", "clients": 3, "test_share": 0.2},
     "model": {"name": "mlp"},
     "method": {"name": "fedfac", "layers": "1", "tau": "50%"},

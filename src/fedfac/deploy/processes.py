@@ -127,7 +127,7 @@ class Network:
         process = self.processes.pop(name, None)
         if process is None:
             return
-        family = [process.pid, *_descendants(process.pid)]
+        family = [process.pid, *descendants(process.pid)]
         if not kill:
             process.terminate()
             try:
@@ -137,6 +137,9 @@ class Network:
         for pid in family if kill else family[1:]:
             _kill(pid)
         process.wait()
+        end = time.monotonic() + 10
+        while any(is_running(pid) for pid in family) and time.monotonic() < end:
+            time.sleep(0.02)
 
     def _start(self, name: str, command: list[str]) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -169,7 +172,15 @@ def _listens(port: int) -> bool:
     return True
 
 
-def _descendants(pid: int) -> list[int]:
+def is_running(pid: int) -> bool:
+    """Whether a process is there and not only its exit status (Linux)."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
+
+
+def descendants(pid: int) -> list[int]:
     """All processes that one has started, and those that they have started (Linux; elsewhere they end by themselves).
 
     They are in sessions of their own, so a process group does not reach them.

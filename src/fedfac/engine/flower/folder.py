@@ -34,7 +34,7 @@ class Folder:
     def __init__(self, base: Path, run: str, client: str) -> None:
         if not RUN.fullmatch(run):  # it comes over the network: it must not lead to another folder
             raise RunError(f"a run is called by 16 hexadecimal digits; the server called it {run[:40]!r}")
-        self.path = base / run / (quote(client, safe="") if client.strip(".") else "_" + client)
+        self.path = base / run / quote(client, safe="").replace(".", "%2E")
 
     def lock(self) -> FileLock:
         """One message at a time."""

@@ -4,14 +4,14 @@ A request is a message of type ``train.ACTION`` (or ``query.hello``, ``evaluate.
 ``ConfigRecord`` and the tensors, as safetensors, in an ``ArrayRecord``, which Flower sends in pieces.
 
 Who is who: a node says its client's name when it is first seen. With node authentication a node's number stays the
-same over restarts, so a name, once taken, belongs to the node that holds the key.
+same over restarts, so a name belongs to the node that holds the key: no other node is taken for that client.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -23,7 +23,8 @@ from fedfac.engine.flower.wire import Packet, ReplyError, Request
 from fedfac.errors import RunError
 
 log = logging.getLogger("fedfac")
-PAUSE = 0.3
+PAUSE = 0.5  # seconds between two looks for replies
+AGAIN = 30.0  # seconds until a node that was not taken in is asked again: it may have been mended
 TYPES = {
     wire.HELLO: "query.hello",
     wire.TRAIN: "train.train",
@@ -63,37 +64,38 @@ class GridTransport:
     def __init__(self, grid: Grid, deadline: float) -> None:
         self.grid, self.deadline = grid, deadline
         self.hellos: dict[int, Hello] = {}  # by node
-        self._refused: dict[int, str] = {}
+        self._refused: dict[int, float] = {}  # by node, until when
         self._nodes: dict[str, int] = {}
+        self._owners: Mapping[str, int] = {}
         self._names: Sequence[str] = ()
 
-    def bind(self, names: Sequence[str]) -> None:
-        """From now on clients have these names, in the order of their numbers."""
-        self._names = names
+    def bind(self, names: Sequence[str], owners: Mapping[str, int]) -> None:
+        """From now on clients have these names, in the order of their numbers; some belong to a certain node."""
+        self._names, self._owners = names, owners
 
     def meet(self) -> dict[str, int]:
         """The nodes that are there, by name; whoever is new is asked who it is."""
         there = set(self.grid.get_node_ids())
-        new = sorted(there - self.hellos.keys() - self._refused.keys())
+        waiting = {node for node, until in self._refused.items() if time.monotonic() < until}
+        new = sorted(there - self.hellos.keys() - waiting)
         for node, answer in self._exchange({node: Request(wire.HELLO) for node in new}).items():
-            if answer.packet is None:
-                log.warning("node %s did not say who it is: %s", node, answer.problem)
-                continue
             try:
-                self.hellos[node] = Hello(*wire.read_hello(answer.packet))
+                if answer.packet is None:
+                    raise ReplyError(answer.problem or "no reply")
+                hello = Hello(*wire.read_hello(answer.packet))
+                self._take(node, hello.name, there)
+                self.hellos[node] = hello
             except ReplyError as error:
-                self._refused[node] = str(error)
-                log.warning("node %s is refused: %s", node, error)
-        for node in sorted(there & self.hellos.keys()):
-            name = self.hellos[node].name
-            holder = self._nodes.get(name)
-            if holder is None or holder not in there:
-                self._nodes[name] = node
-            elif holder != node:
-                self._refused[node] = f"it says that it is {name!r}, which is node {holder}"
-                del self.hellos[node]
-                log.warning("node %s is refused: %s", node, self._refused[node])
+                self._refused[node] = time.monotonic() + AGAIN
+                log.warning("node %s is not taken in: %s", node, error)
         return {name: node for name, node in self._nodes.items() if node in there}
+
+    def _take(self, node: int, name: str, there: Collection[int]) -> None:
+        """The node is the client of that name, unless another one is."""
+        holder = self._owners.get(name, self._nodes.get(name))
+        if holder not in (None, node) and (name in self._owners or holder in there):
+            raise ReplyError(f"it says that it is {name!r}, but that is node {holder}")
+        self._nodes[name] = node
 
     def wait_for(self, clients: int, names: Iterable[str] | None = None) -> dict[str, int]:
         """Wait until that many nodes (or as many of those names) are there, or the deadline has passed."""
@@ -112,11 +114,12 @@ class GridTransport:
 
     def exchange(self, requests: Mapping[int, Request]) -> dict[int, Answer]:
         """Send, and wait for the replies until the deadline."""
+        there = set(self.grid.get_node_ids())
         nodes = {client: self._nodes.get(self._names[client]) for client in requests}
-        known = {node: client for client, node in nodes.items() if node is not None}
+        known = {node: client for client, node in nodes.items() if node in there and node is not None}
         answers = self._exchange({node: requests[client] for node, client in known.items()})
         found = {known[node]: answer for node, answer in answers.items()}
-        return {c: found.get(c, Answer("", problem="its node has not been seen")) for c in requests}
+        return {c: found.get(c, Answer("", problem="its node is not connected")) for c in requests}
 
     def _exchange(self, requests: Mapping[int, Request]) -> dict[int, Answer]:
         """By node; every node has an answer."""

@@ -104,7 +104,8 @@ class Node:
         """Test this client's own model on its held-out samples, and remember the model for ``deploy export``."""
         lane = _Lane(self, request, folder)
         with lane:
-            scores = lane.engine.evaluate(request.round, request.server, lane.split, [request.client])
+            clients = [request.client] if request.score else []
+            scores = lane.engine.evaluate(request.round, request.server, lane.split, clients)
         about = {
             "round": request.round,
             "last": request.last,

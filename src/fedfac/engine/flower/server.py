@@ -52,7 +52,16 @@ def train(grid: Grid, run: Deployment) -> Result:
         session = Session(model, roster, run.method, run.local(roster.classes), settings)
         done = session.next_round - 1
         progress.say(f"{out}: going on after round {done}" if resume else f"{out}: {', '.join(roster.names)}")
-        return session.drive(progress)
+        result = session.drive(progress)
+        _hand_out(session)
+        return result
+
+
+def _hand_out(session: Session) -> None:
+    """Clients that are not tested have not seen the last model: they get it now."""
+    rest = [client for client in session.participants if client not in session.tested]
+    if rest and isinstance(session.engine, NetworkEngine):
+        session.engine.hand_out(session.next_round - 1, session.server, session.split, rest)
 
 
 def _new_roster(run: Deployment, transport: GridTransport, progress: RoundProgress) -> Roster:
@@ -65,7 +74,13 @@ def _new_roster(run: Deployment, transport: GridTransport, progress: RoundProgre
             "Start the others, or make clients in [deploy] smaller; a longer deadline waits longer"
         )
     names, shape, classes = roster_of({name: transport.hellos[node] for name, node in there.items()})
-    about = {"run": secrets.token_hex(8), "shape": list(shape), "classes": classes, "config": dict(run.flat)}
+    about = {
+        "run": secrets.token_hex(8),
+        "shape": list(shape),
+        "classes": classes,
+        "nodes": {name: there[name] for name in names},
+        "config": dict(run.flat),
+    }
     return _roster(run, transport, names, about)
 
 
@@ -74,13 +89,14 @@ def _known_roster(run: Deployment, transport: GridTransport, out: Path) -> Roste
     if "remote" not in found:
         raise RunError(f"{out} holds a run that was made in one process; give deploy.out another folder")
     names = found["names"] or list(numbers(found["settings"]["clients"]))
+    roster = _roster(run, transport, names, found["remote"])
     transport.wait_for(len(names), names)
-    return _roster(run, transport, names, found["remote"])
+    return roster
 
 
 def _roster(run: Deployment, transport: GridTransport, names: Sequence[str], about: Mapping[str, Any]) -> Roster:
     classes: int | None = about["classes"]
-    transport.bind(names)
+    transport.bind(names, about["nodes"] if run.deploy.keys else {})
 
     def connect(model: nn.Module, plan: Plan, records: Sequence[Mapping[str, Any]]) -> NetworkEngine:
         return NetworkEngine(

@@ -37,6 +37,10 @@ class DeployConfig:
     clients: int = field(default=2, metadata={"help": "how many nodes a new run waits for: these are its clients"})
     deadline: float = field(default=600.0, metadata={"help": "seconds that a request waits for replies"})
     minimum: float = field(default=0.5, metadata={"help": "share of a cohort that must reply, or the round is skipped"})
+    keys: bool = field(
+        default=True,
+        metadata={"help": "nodes have keys of their own: a client's name belongs to the node that first had it"},
+    )
 
     def __post_init__(self) -> None:
         if self.clients < 1:
