@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,20 @@ def test_no_personal_number_and_no_sample_is_in_what_the_server_receives(tmp_pat
     values = values[(values != 0) & (values != 1)]
     assert len(values) > 500
     assert not bool(torch.isin(values, received).any())
+
+
+def test_a_server_cannot_ask_for_one_half_of_the_elements_and_then_for_the_other(tmp_path: Path) -> None:
+    run = deployment("fedfac")
+    node = nodes(run, tmp_path)[0]
+    there = session(run, Loopback([node]))
+    masks = {"fc1": (True, False) * 5}
+    request = Request(wire.TRAIN, run=loopback.RUN, round=1, classes=3, masks=masks, server=there.server, measure=True)
+    assert "samples" in node.answer(request).values
+    collect = Request(wire.COLLECT, run=loopback.RUN, round=1, classes=3, masks=masks)
+    first = node.answer(collect)
+    assert same(node.answer(collect).tensors, first.tensors)
+    other = node.answer(replace(collect, masks={"fc1": (False, True) * 5}))
+    assert (other.values, other.tensors) == ({"problem": "it failed with a RunError; its own log says why"}, {})
 
 
 def test_weights_do_not_leave_as_sums_of_one_unless_the_node_says_so(

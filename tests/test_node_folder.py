@@ -23,7 +23,7 @@ STATE = counted({"a": (3, 2), "b": (4,)})
 def test_what_is_kept_comes_back_bit_by_bit(tmp_path: Path) -> None:
     folder = Folder(tmp_path, RUN, "north")
     assert folder.kept(1) is None
-    folder.keep(1, STATE, last=0)
+    folder.keep(1, STATE, last=0, masks={})
     assert bitwise(Folder(tmp_path, RUN, "north").kept(1) or {}, STATE)
     assert Folder(tmp_path, "f" * 16, "north").kept(1) is None
     assert Folder(tmp_path, RUN, "south").kept(1) is None
@@ -33,7 +33,7 @@ def test_the_round_that_counted_and_the_newest_are_kept(tmp_path: Path) -> None:
     folder = Folder(tmp_path, RUN, "north")
     for number, last in ((1, 0), (2, 1), (3, 1), (4, 3)):
         folder.hold(number, {}, STATE)
-        folder.keep(number, STATE, last=last)
+        folder.keep(number, STATE, last=last, masks={})
     assert sorted(p.name for p in folder.path.iterdir()) == ["held-000004", "kept-000003", "kept-000004"]
 
 
@@ -53,7 +53,7 @@ def test_any_name_of_a_client_stays_in_the_folder_and_is_found_again(name: str, 
 
 def test_a_damaged_file_is_noticed(tmp_path: Path) -> None:
     folder = Folder(tmp_path, RUN, "north")
-    folder.keep(1, STATE, last=0)
+    folder.keep(1, STATE, last=0, masks={})
     path = folder.path / "kept-000001"
     content = bytearray(path.read_bytes())
     for damaged in (content[:-1], content[:40], b"", content[:-3] + b"xyz"):
@@ -67,7 +67,7 @@ from pathlib import Path
 from fedfac.engine.flower.folder import Folder
 folder = Folder(Path(sys.argv[1]), sys.argv[2], "north")
 for round in itertools.count(1):
-    folder.keep(round, {"a": torch.full((200_000,), float(round))}, last=round - 1)
+    folder.keep(round, {"a": torch.full((200_000,), float(round))}, last=round - 1, masks={})
     print(round, flush=True)
 """
 
@@ -96,3 +96,12 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         atomic_write(path, object())  # type: ignore[arg-type]
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
     assert path.read_bytes() == b"whole"
+
+
+def test_the_part_of_a_round_leaves_for_one_split_only(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, RUN, "north")
+    for _ in range(2):  # a server that fell back to its last whole round asks again for the same
+        folder.keep(4, STATE, last=3, masks={"fc1": (True, False)})
+    text = message(RunError, lambda: folder.keep(4, STATE, last=3, masks={"fc1": (False, True)}))
+    assert text == "the part of round 4 has already been sent for another split"
+    folder.keep(5, STATE, last=4, masks={"fc1": (False, True)})

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -23,6 +24,7 @@ from filelock import FileLock
 
 from fedfac.errors import RunError
 from fedfac.run import atomic_write
+from fedfac.split import Mask, mask_text
 from fedfac.state import State, digest, from_bytes, to_bytes
 
 RUN = re.compile(r"[0-9a-f]{16}")
@@ -46,9 +48,17 @@ class Folder:
         found = self._read(f"kept-{round:06d}")
         return None if found is None else found[1]
 
-    def keep(self, round: int, state: State, *, last: int) -> None:
-        """Store the client's own tensors; of the older ones only those of the round ``last`` that counted stay."""
-        self._write(f"kept-{round:06d}", {"round": round}, state)
+    def keep(self, round: int, state: State, *, last: int, masks: Mapping[str, Mask]) -> None:
+        """Store the client's own tensors; of the older ones only those of the round ``last`` that counted stay.
+
+        ``masks`` are those for which the shared part of this round leaves the node. A second time they must be the
+        same: two different parts of one round would tell more than either.
+        """
+        texts = {layer: mask_text(mask) for layer, mask in masks.items()}
+        before = self._read(f"kept-{round:06d}")
+        if before is not None and before[0]["masks"] != texts:
+            raise RunError(f"the part of round {round} has already been sent for another split")
+        self._write(f"kept-{round:06d}", {"masks": texts}, state)
         for path in self.path.glob("kept-*"):
             if _number(path) not in (round, last):
                 path.unlink(missing_ok=True)

@@ -69,16 +69,15 @@ class Node:
             rule = lane.plan.rule
             measured = lane.engine.moments(rule) if request.measure and rule is not None else {}
             # what is decided by element waits for its masks; what is shared as a whole is weighed now
-            known = (
-                split if request.collect else split.with_masks({k: [False] * len(m) for k, m in split.masks.items()})
-            )
+            nothing = {layer: [False] * len(mask) for layer, mask in split.masks.items()}
+            known = split if request.collect else split.with_masks(nothing)
             part = lane.engine.collect(known).values
             lane.engine.keep(known)
         own = lane.store.put_state
         self._check_hidden(measured, lane.anatomy, lane.before, own)
         if request.collect:
             if split.kept:
-                folder.keep(request.round, own, last=request.last)
+                folder.keep(request.round, own, last=request.last, masks=split.masks)
             return wire.train_reply(outcome.samples, outcome.loss, measured, part)
         if request.round > 0:
             whole = {f"part/{name}": t for name, t in part.items() if name not in split.owners}
@@ -97,7 +96,7 @@ class Node:
             {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
             for prefix in ("part/", "own/")
         )
-        folder.keep(request.round, own, last=request.last)
+        folder.keep(request.round, own, last=request.last, masks=split.masks)
         return wire.collect_reply(values["samples"], part | wire.weighted(split.shared(own), values["samples"]))
 
     def evaluate(self, request: Request, folder: Folder) -> Packet:
