@@ -234,7 +234,15 @@ def test_a_lost_personal_state_is_not_passed_over(tmp_path: Path, caplog: pytest
 
 def test_a_run_over_a_network_says_where_the_models_are(tmp_path: Path) -> None:
     run = deployment("fedper")
-    over_the_wire(run, tmp_path / "nodes", out=tmp_path / "run")
+    result = over_the_wire(run, tmp_path / "nodes", out=tmp_path / "run")
+    for here in (result, fedfac.load(tmp_path / "run", run.model(SHAPE, 3))):
+        assert same(here.server, result.server)
+        assert message(RunError, lambda it=here: it.model("1")) == (  # type: ignore[misc]
+            "the personal part of client 1 is on its node, and only 'fedfac deploy export' there gives its model; "
+            "here is what is shared: result.server"
+        )
+    shared = over_the_wire(deployment("fedavg"), tmp_path / "more")
+    assert same(references(shared.model("1")), shared.server)
     assert "fedfac deploy export" in message(RunError, lambda: fedfac.load(tmp_path / "run"))
     with pytest.raises(RunError, match="'flwr run' its app again"):
         fedfac.experiment.config_of(tmp_path / "run")

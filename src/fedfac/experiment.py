@@ -16,6 +16,7 @@ from fedfac.anatomy import Anatomy
 from fedfac.config import Config
 from fedfac.data import sources
 from fedfac.data.federation import Federation, numbers
+from fedfac.engine.store import Elsewhere
 from fedfac.errors import ModelError, RunError
 from fedfac.method import Loss, Method
 from fedfac.preflight import hold_out_newcomers, json_like, name_of
@@ -141,7 +142,7 @@ def load(
         template=template,
         server=saved.server,
         split=Split.from_json(found["split"]).with_masks(saved.masks),
-        store=directory,
+        store=Elsewhere() if "remote" in found else directory,
         names=names,
         records=directory.records(),
         masks=directory.masks(),

@@ -28,7 +28,7 @@ from fedfac.anatomy import Anatomy
 from fedfac.data.federation import Federation, are_numbers
 from fedfac.engine.lanes import LaneEngine, pick_device, pick_lanes
 from fedfac.engine.protocol import Engine
-from fedfac.engine.store import MemoryStore, Store
+from fedfac.engine.store import Elsewhere, MemoryStore, Store
 from fedfac.errors import ConfigError, TooFewRepliesError, TrainingError
 from fedfac.method import Loss, Method, at_least_one
 from fedfac.methods import fedfac as default_method
@@ -208,6 +208,7 @@ class Session:
             self._restore()
             self._store: Store = self.run or MemoryStore()
             if isinstance(federation, Roster):
+                self._store = Elsewhere()
                 self.engine: Engine = federation.connect(self.template, self.plan, self.records)
             else:
                 inner = LaneEngine(
@@ -326,7 +327,7 @@ class Session:
             template=self.template,
             server={name: t.cpu() for name, t in self.server.items()},
             split=self.split,
-            store=self._store if self.run is None else RunDirectory.read(self.run.path),
+            store=RunDirectory.read(self.run.path) if self._store is self.run and self.run else self._store,
             names=self.federation.names,
             records=self.records,
             masks=self.masks,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 from fedfac.deploy.app import write_app
 from fedfac.deploy.certs import write_certs
 from fedfac.deploy.processes import Network
+from fedfac.deploy.trial import whole_records
 from fedfac.run import RunDirectory
 from fedfac.seeds import stream
 
@@ -132,8 +132,7 @@ class Hospitals:
         self.network.start_run(self.app, {"deploy.out": out, **{k.replace("__", "."): v for k, v in config.items()}})
 
     def records(self, out: str) -> list[dict[str, Any]]:
-        path = self.folder / out / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return whole_records(self.folder / out / "metrics.jsonl")
 
     def wait_for_round(self, out: str, number: int, *, seconds: float = 240) -> None:
         self.network.wait(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,10 +69,9 @@ def _was_refused(network: Network) -> bool:
 def _follow(network: Network, metrics: Path, rounds: int, progress: Callable[[dict[str, Any]], None]) -> None:
     """Show every round as the server records it."""
     shown = 0
-    while shown < rounds:
+    while True:
         ended = network.processes["run"].poll() is not None
-        lines = metrics.read_text().splitlines() if metrics.exists() else []
-        records = [json.loads(line) for line in lines]
+        records = whole_records(metrics)
         for record in records[shown:]:
             progress(record)
         shown = len(records)
@@ -79,11 +79,10 @@ def _follow(network: Network, metrics: Path, rounds: int, progress: Callable[[di
             return
         if ended:
             raise RunError(f"the run ended after {shown} of {rounds} rounds:\n{network.log('run')[-3000:]}")
-        network.wait(
-            lambda: (
-                network.processes["run"].poll() is not None
-                or (metrics.exists() and len(metrics.read_text().splitlines()) > shown)  # noqa: B023
-            ),
-            "no round was finished",
-            seconds=600,
-        )
+        time.sleep(0.5)
+
+
+def whole_records(metrics: Path) -> list[dict[str, Any]]:
+    """The records that are wholly written; another process may be writing the next one."""
+    text = metrics.read_text() if metrics.exists() else ""
+    return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]

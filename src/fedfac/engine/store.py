@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from fedfac.errors import RunError
 from fedfac.state import State
 
 
@@ -30,3 +31,18 @@ class MemoryStore:
     def put(self, client: int, state: State) -> None:
         """Keep the tensors."""
         self._states[client] = state
+
+
+class Elsewhere:
+    """Personal states that are on the clients' own machines: nobody here can have them."""
+
+    def get(self, client: int) -> State | None:
+        """Fail: a model without its personal part would be another one."""
+        raise RunError(
+            f"the personal part of client {client} is on its node, and only 'fedfac deploy export' there gives its "
+            "model; here is what is shared: result.server"
+        )
+
+    def put(self, client: int, state: State) -> None:
+        """Fail: nothing personal comes here."""
+        raise RunError(f"the personal part of client {client} belongs on its node")

@@ -80,7 +80,8 @@ class NetworkEngine:
         self._cohort: list[int] = []
         self._trained: dict[int, Trained] = {}
         self._counted: list[int] = []
-        self._gone: dict[int, str] = {}
+        self._gone: dict[int, str] = {}  # who went missing in this round, and why
+        self._failed: set[int] = set()  # who said so by itself in the last exchange
 
     def train(self, round: int, server: State, split: Split, cohort: Sequence[int]) -> dict[int, Outcome]:
         """Everybody trains; where the split is already final, the shared parts come with the replies."""
@@ -90,16 +91,14 @@ class NetworkEngine:
         measure = rule is not None and rule.measures and decides
         collect = not decides
         sizes = self.sizes if measure else {}
-        least = self._least()
-        self.transport.gather(cohort, least)
+        self.transport.gather(cohort, self._least())
         requests = {
             client: self._request(wire.TRAIN, client, split, server=server, measure=measure, collect=collect)
             for client in cohort
         }
         self._trained = self._ask(requests, lambda _, p: wire.read_train(p, split, sizes, collect=collect))
-        outcomes = self._outcomes()
         self._check_enough("trained", len(self._trained) + len(self._failed))
-        return outcomes
+        return self._outcomes()
 
     def moments(self, rule: Rule) -> dict[str, Additive]:
         """The sum of what came with the replies, in the order of the cohort."""
@@ -175,7 +174,7 @@ class NetworkEngine:
         """The replies that can be used, in the order of the requests; why the others cannot is in ``_gone``."""
         answers = self.transport.exchange(requests) if requests else {}
         found: dict[int, Read] = {}
-        self._failed: set[int] = set()
+        self._failed = set()
         for client in requests:
             answer = answers[client]
             if answer.packet is None:
