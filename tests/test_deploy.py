@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,12 @@ from fedfac.data.federation import ClientData
 from fedfac.data.tables import csv_or_parquet
 from fedfac.deploy.app import write_app
 from fedfac.deploy.certs import write_certs
+from fedfac.deploy.processes import Network
 from fedfac.engine.flower import data as node_data
 from fedfac.engine.flower.grid import Hello, from_content, roster_of, to_content
 from fedfac.engine.flower.settings import Deployment, NodeConfig
 from fedfac.engine.flower.wire import Packet, ReplyError
-from fedfac.errors import ConfigError, DataError, RunError
+from fedfac.errors import ConfigError, DataError, FedfacError, RunError
 
 
 def test_the_app_is_one_that_flower_takes_and_that_says_what_the_run_is(
@@ -228,3 +230,21 @@ def test_classes_of_a_file_can_be_more_than_occur_in_it(tmp_path: Path) -> None:
     assert (samples.classes, samples.class_names) == (3, ("0", "1", "2"))
     assert samples.labels is not None
     assert samples.labels.tolist() == [2, 0, 2, 0]
+
+
+def test_without_flower_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives", None)
+    assert main(["deploy", "certs", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "error: keys need the package cryptography: pip install 'fedfac[flower]'\n"
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: None)
+        assert main(["deploy", "try"]) == 1
+    assert capsys.readouterr().err == "error: a trial needs Flower: pip install 'fedfac[flower]'\n"
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with Network(tmp_path, tmp_path) as network:
+        text = "Flower's commands are not installed here: pip install 'fedfac[flower]'"
+        assert message(FedfacError, network.start_link) == text
+        assert message(FedfacError, lambda: network.flwr("ls")) == text

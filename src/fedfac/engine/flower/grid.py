@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedfac.engine.flower import wire
@@ -25,6 +26,7 @@ from fedfac.errors import RunError
 log = logging.getLogger("fedfac")
 PAUSE = 0.5  # seconds between two looks for replies
 AGAIN = 30.0  # seconds until a node that was not taken in is asked again: it may have been mended
+ERRORS = {code: name for name, code in vars(ErrorCode).items() if isinstance(code, int)}
 TYPES = {
     wire.HELLO: "query.hello",
     wire.TRAIN: "train.train",
@@ -78,7 +80,9 @@ class GridTransport:
         there = set(self.grid.get_node_ids())
         waiting = {node for node, until in self._refused.items() if time.monotonic() < until}
         new = sorted(there - self.hellos.keys() - waiting)
-        for node, answer in self._exchange({node: Request(wire.HELLO) for node in new}).items():
+        answers = self._exchange({node: Request(wire.HELLO) for node in new})
+        for node in new:  # not in the order of arrival
+            answer = answers[node]
             try:
                 if answer.packet is None:
                     raise ReplyError(answer.problem or "no reply")
@@ -152,7 +156,7 @@ class GridTransport:
 
 def _answer(sender: str, reply: Message) -> Answer:
     if reply.has_error():
-        return Answer(sender, problem=f"its node failed (Flower's error {reply.error.code})")
+        return Answer(sender, problem=f"its node failed ({ERRORS.get(reply.error.code, reply.error.code)})")
     try:
         return Answer(sender, from_content(reply.content))
     except ReplyError as error:
