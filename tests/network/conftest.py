@@ -134,10 +134,9 @@ class Hospitals:
     def records(self, out: str) -> list[dict[str, Any]]:
         return whole_records(self.folder / out / "metrics.jsonl")
 
-    def wait_for_round(self, out: str, number: int, *, seconds: float = 240) -> None:
-        self.network.wait(
-            lambda: any(r["round"] >= number for r in self.records(out)), f"no round {number}", seconds=seconds
-        )
+    def wait_for_round(self, out: str, number: int) -> None:
+        done = lambda: any(r["round"] >= number for r in self.records(out))  # noqa: E731
+        self.network.wait(done, f"no round {number}", "run", seconds=480)
 
     def finish(self, out: str, rounds: int) -> RunDirectory:
         self.wait_for_round(out, rounds)

@@ -140,7 +140,7 @@ def test_a_run_outlives_a_killed_node_a_liar_and_a_killed_server(hospitals: Hosp
     number = network.register(network.keys / "nodes" / "liar.pub")
     (hospitals.folder / "liar.csv").write_bytes((hospitals.folder / "east.csv").read_bytes())
     hospitals.start_node("liar", garbage=True)
-    settings = {"deploy__clients": 4, "deploy__deadline": 45.0, "train__cohort": 4, "train__evaluate_every": 4}
+    settings = {"deploy__clients": 4, "deploy__deadline": 60.0, "train__cohort": 4, "train__evaluate_every": 4}
     settings |= {"train__rounds": 4}
     hospitals.start("dirty", **settings)
 
