@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.common.config import flatten_dict, validate_config
 from helpers import message
+from PIL import Image
 
 from fedfac import models
 from fedfac.cli import main
@@ -146,6 +147,21 @@ def test_a_file_of_its_own_is_the_clients_with_the_classes_that_the_run_names(tm
     assert text.endswith("label 'ill' has the class 'maybe'. Known: no, yes.")
 
 
+def test_a_folder_of_images_of_its_own_may_lack_a_class(tmp_path: Path) -> None:
+    for name in ("ill", "well"):
+        (tmp_path / "scans" / name).mkdir(parents=True)
+        for number in range(3):
+            Image.new("L", (4, 4), 40 * number).save(tmp_path / "scans" / name / f"{number}.png")
+    run = Deployment.read({"data.classes": "dead,ill,well", "data.test_share": 0.0})
+    data, classes = node_data.load(run, node(tmp_path / "scans"), client=0)
+    assert (data.size, classes) == (6, 3)
+    assert data.pool.batch(torch.arange(6))[1].tolist() == [1, 1, 1, 2, 2, 2]
+    bare = Deployment.read({})
+    assert "classes = 'ill,well'" in message(
+        ConfigError, lambda: node_data.load(bare, node(tmp_path / "scans"), client=0)
+    )
+
+
 def test_real_targets_need_no_classes(tmp_path: Path) -> None:
     path = csv(tmp_path / "dose.csv", "0.5 1.5 2.5 3.5 4.5")
     _, classes = node_data.load(Deployment.read({"data.label": "ill"}), node(path), client=0)
@@ -158,7 +174,7 @@ def test_a_node_takes_its_part_of_a_file_with_clients_or_of_a_named_data_set(tmp
     table = path.read_text().splitlines()
     rows = [row.split(",", 1)[1] for row in table[1:]]
     path.write_text("\n".join(["who,b,ill", *(f"{'north' if i < 5 else 'south'},{r}" for i, r in enumerate(rows))]))
-    run = Deployment.read({"data.label": "ill", "data.client": "who", "data.test_share": 0.0})
+    run = Deployment.read({"data.label": "ill", "data.client": "who", "data.test_share": 0.0, "data.classes": "2"})
     north, _ = node_data.load(run, node(path, "north"), client=0)
     south, _ = node_data.load(run, node(path, "south"), client=1)
     assert (north.size, south.size) == (5, 3)

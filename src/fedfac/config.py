@@ -32,7 +32,7 @@ class DataConfig:
     label: str | None = _option(None, "label column of a file of your own")
     client: str | None = _option(None, "client column of a file of your own")
     classes: str | None = _option(
-        None, "all classes of a CSV or parquet file in order, 'no,yes'; or their number, if labels are 0, 1, ..."
+        None, "all classes of a file or folder of your own in order, 'no,yes'; or their number, if labels are 0, 1, ..."
     )
     partition: str = _option(
         "auto",

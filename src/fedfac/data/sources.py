@@ -79,7 +79,7 @@ def load_samples(config: DataConfig) -> Samples:
         return _loader(known.loader)(**options)
     path = Path(config.name)
     if path.is_dir():
-        return _loader("folders.image_folder")(path)
+        return _loader("folders.image_folder")(path, classes=config.class_names)
     if path.suffix in (".csv", ".parquet"):
         if config.label is None:
             raise ConfigError(f"say which column of {path} is the label: --label NAME")

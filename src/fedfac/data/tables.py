@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedfac.data.federation import ArrayPool
 from fedfac.data.files import Source, find
-from fedfac.data.samples import Samples
+from fedfac.data.samples import Samples, class_order
 from fedfac.errors import ConfigError, DataError, did_you_mean
 
 Numbers = npt.NDArray[np.float64]
@@ -227,12 +227,9 @@ def _targets(column: Any, where: str, classes: Sequence[str] | None = None) -> t
         raise DataError(f"{where} is of type {column.type}; allowed: integers, real numbers, truth values, text")
     found, codes = np.unique(column.to_numpy(zero_copy_only=False), return_inverse=True)
     names = tuple(str(name) for name in found)
-    if classes is not None:
-        unknown = [name for name in names if name not in classes]
-        if unknown:
-            raise DataError(f"{where} has the class {unknown[0]!r}. {did_you_mean(unknown[0], classes)}")
-        codes, names = np.array([list(classes).index(name) for name in names])[codes], tuple(classes)
-    return torch.from_numpy(codes.astype(np.int64)), names
+    order = class_order(names, classes, where)
+    numbers = np.array([order.index(name) for name in names], dtype=np.int64)
+    return torch.from_numpy(numbers[codes]), order
 
 
 def _owners(column: Any, where: str) -> npt.NDArray[Any]:

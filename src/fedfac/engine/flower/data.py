@@ -15,7 +15,6 @@ Numbers are standardised over the node's own rows: nobody knows the others'.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,13 +36,13 @@ def load(run: Deployment, node: NodeConfig, *, client: int) -> tuple[ClientData,
     if node.data is None:
         return _named(sources.load(config, seed=run.config.train.seed), node)
     samples = sources.load_samples(replace(config, name=node.data))
-    if samples.owners is not None or samples.fixed is not None:
-        return _named(sources.federate(samples, config, seed=run.config.train.seed), node)
-    if samples.classes is not None and config.classes is None and not Path(node.data).is_dir():
+    if samples.classes is not None and config.classes is None:
         raise ConfigError(
             "a node sees its own labels only, so the run must say which classes there are: in [data], "
             f"classes = {','.join(samples.class_names or ())!r} (all of them, in one order for all nodes)"
         )
+    if samples.owners is not None or samples.fixed is not None:
+        return _named(sources.federate(samples, config, seed=run.config.train.seed), node)
     everything = np.arange(len(samples.pool.targets) if isinstance(samples.pool, ArrayPool) else 0)
     if not len(everything):
         raise DataError(f"{node.data} gives samples that cannot be counted; use a function of your own instead")
