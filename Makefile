@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check clean
+.PHONY: demo test test-network check clean
 
 demo: $(READY)
 	$(BIN)/fedfac demo
 
 test: check
 	$(BIN)/pytest -n auto --maxprocesses 4
+
+# A SuperLink and SuperNodes as real processes on loopback: minutes, so apart from the other tests.
+test-network: $(READY)
+	$(BIN)/pytest tests/network -n 0
 
 # The fast part of the tests: style and types.
 check: $(READY)

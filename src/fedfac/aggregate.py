@@ -6,7 +6,8 @@ element, also while the element is personal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -20,6 +21,7 @@ class Sums:
 
     values: State
     weight: float
+    missing: Mapping[int, str] = field(default_factory=dict)  # who trained but is not in the sums, and why
 
 
 @torch.no_grad()

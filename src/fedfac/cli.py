@@ -19,6 +19,7 @@ COMMANDS = {
     "newcomers": "serve the clients that were kept out of training, by each method's own rule",
     "data": "look at the data of an experiment: who has how many samples of which classes",
     "bench": "time it against a plain loop and against the limit, as ratios in one run",
+    "deploy": "train over a real network with Flower: set it up, try it here, use a node's model",
     "inspect": "show a run: how layers were split, how that changed, who does well and who badly",
 }
 

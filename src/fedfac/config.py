@@ -31,6 +31,9 @@ class DataConfig:
     data_dir: str | None = _option(None, "folder with the data files (default: FEDFAC_DATA, else they are downloaded)")
     label: str | None = _option(None, "label column of a file of your own")
     client: str | None = _option(None, "client column of a file of your own")
+    classes: str | None = _option(
+        None, "all classes of a file or folder of your own in order, 'no,yes'; or their number, if labels are 0, 1, ..."
+    )
     partition: str = _option(
         "auto",
         "how it is cut into clients: natural (writer, role, person, hospital), dirichlet, "
@@ -44,6 +47,19 @@ class DataConfig:
     test_share: float = _option(0.2, "share of each client's samples held out for testing")
     validation_share: float = _option(0.0, "share of each client's training samples held out for validation")
     augment: bool = _option(False, "images: random crops (and flips) of training batches")
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """What ``classes`` lists.
+
+        >>> DataConfig(classes="no, yes").class_names, DataConfig(classes="3").class_names
+        (('no', 'yes'), ('0', '1', '2'))
+        """
+        if self.classes is None:
+            return None
+        if self.classes.strip().isdigit():
+            return tuple(str(number) for number in range(int(self.classes)))
+        return tuple(name.strip() for name in self.classes.split(","))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +124,10 @@ class Config:
             if not isinstance(table, Mapping):
                 raise ConfigError(f"{name} is {table!r}; it must be a table, [{name}]")
         return cls(
-            data=_read("data", DataConfig, tables.get("data", {})),
+            data=read_table("data", DataConfig, tables.get("data", {})),
             model=dict(tables.get("model", {})),
             method={"name": "fedfac", **tables.get("method", {})},
-            train=_read("train", TrainConfig, tables.get("train", {})),
+            train=read_table("train", TrainConfig, tables.get("train", {})),
         )
 
 
@@ -146,7 +162,8 @@ def value_type(hint: Any) -> type:
     return options[0] if options else hint  # type: ignore[no-any-return]
 
 
-def _read(section: str, kind: type[Table], table: Mapping[str, Any]) -> Table:
+def read_table(section: str, kind: type[Table], table: Mapping[str, Any]) -> Table:
+    """A table of plain values as its dataclass; unknown keys and wrong types fail."""
     hints = get_type_hints(kind)
     known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     values = {}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 
 class FedfacError(Exception):
@@ -40,6 +41,17 @@ class TrainingError(FedfacError, RuntimeError):
 
 class EngineWarning(UserWarning):
     """Training goes on, but more slowly than it could."""
+
+
+class TooFewRepliesError(FedfacError):
+    """Too few clients of a cohort answered: the round is recorded and changes nothing.
+
+    ``outcomes`` has what is known of the cohort by then, as ``Engine.train`` returns it.
+    """
+
+    def __init__(self, reason: str, outcomes: Mapping[int, Any]) -> None:
+        super().__init__(reason)
+        self.outcomes = outcomes
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

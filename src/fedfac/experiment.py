@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedfac import methods, models
+from fedfac import exported, methods, models
 from fedfac.anatomy import Anatomy
 from fedfac.config import Config
 from fedfac.data import sources
 from fedfac.data.federation import Federation, numbers
+from fedfac.engine.store import Elsewhere
 from fedfac.errors import ModelError, RunError
 from fedfac.method import Loss, Method
 from fedfac.preflight import hold_out_newcomers, json_like, name_of
@@ -41,9 +42,9 @@ def build(config: Config) -> tuple[nn.Module, Federation, Method]:
     return model, federation, method
 
 
-def loss_for(federation: Federation) -> Loss:
+def loss_of(classes: int | None) -> Loss:
     """Cross-entropy for classes, mean squared error for real targets."""
-    return F.cross_entropy if federation.classes is not None else F.mse_loss
+    return F.cross_entropy if classes is not None else F.mse_loss
 
 
 def run(
@@ -77,12 +78,14 @@ def session(
     local = {field.name: asked[field.name] for field in fields(Local) if field.name in asked}
     rest = {name: value for name, value in asked.items() if name not in local}
     settings = Settings(**rest, out=out, resume=resume, lanes=lanes, device=device, origin=config.to_dict())
-    return Session(model, federation, method, Local(**local, loss=loss_for(federation)), settings)
+    return Session(model, federation, method, Local(**local, loss=loss_of(federation.classes)), settings)
 
 
 def config_of(path: str | Path) -> Config:
     """The config of a run that was started from the command line."""
     found = read_config(path)
+    if "remote" in found:
+        raise RunError(f"{path} was trained over a network: 'flwr run' its app again to go on with it")
     if found.get("origin") is None:
         raise RunError(
             f"{path} was started from Python with a model of its own, which the command line cannot rebuild: "
@@ -103,12 +106,20 @@ def load(
 
     A run that was started from Python needs its ``model`` again (its weights do not matter); its ``method`` if
     newcomers are to be adapted or if it wraps the model; its ``federation`` if the method fine-tunes before it
-    predicts; and its ``loss`` if that is not the cross-entropy.
+    predicts; and its ``loss`` if that is not the cross-entropy. A model that ``fedfac deploy export`` wrote is
+    loaded too, as the result of its one client.
     """
+    if exported.is_exported(path):
+        return exported.load(path, model)
     found = read_config(path)
+    if model is None and "remote" in found:
+        raise RunError(
+            f"{path} was trained over a network, and the clients' personal parts are on their nodes: "
+            "'fedfac deploy export' there gives a client's model. With model=..., load gives what is shared"
+        )
     if model is None:
         model, federation, method = build(config_of(path))
-        loss = loss_for(federation)
+        loss = loss_of(federation.classes)
     template = method.wrap(model) if method is not None and method.wrap is not None else model
     directory = RunDirectory.read(path)
     saved = directory.checkpoint()
@@ -133,7 +144,7 @@ def load(
         template=template,
         server=saved.server,
         split=Split(split.shapes) if warm else split.with_masks(saved.masks),
-        store=directory,
+        store=Elsewhere() if "remote" in found else directory,
         names=names,
         records=directory.records(),
         masks=directory.masks(),

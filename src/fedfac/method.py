@@ -8,7 +8,7 @@ any training starts.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -129,6 +129,12 @@ class Plan:
     def first_decision(self) -> int:
         """The round of the first decision; 0 is before the first round."""
         return 0 if self.rule is not None and not self.every_round and not self.warmup else self.warmup + 1
+
+    def split_in(self, round: int, masks: Mapping[str, Sequence[bool]] | None = None) -> Split:
+        """The split of a round: everything is shared while the method warms up."""
+        if self.warmup and round <= self.warmup:
+            return Split(self.split.shapes)
+        return self.split if masks is None else self.split.with_masks(masks)
 
     def decides(self, round: int) -> bool:
         """Whether the rule is asked in a round."""

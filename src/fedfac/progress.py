@@ -63,7 +63,10 @@ class RoundProgress:
         figures = f"loss {'-' if loss is None else f'{loss:.3f}'}  accuracy {self._accuracy}"
         figures += f"  shared {record['shared_share']:.0%}"
         if record.get("left_out"):
-            self.say(f"{self.title}: round {record['round']} without {', '.join(record['left_out'])} (not finite)")
+            without = ", ".join(f"{name} ({why})" for name, why in record["left_out"].items())
+            self.say(f"{self.title}: round {record['round']} without {without}")
+        if record.get("skipped"):
+            self.say(f"{self.title}: round {record['round']} was skipped: {record['skipped']}")
         done = self._offset + record["round"]
         if self._bar is not None:
             self._bar.update(self._task, completed=done, figures=figures)

@@ -77,7 +77,8 @@ class Result:
 
     def state(self, client: int | str) -> State:
         """The client's tensors: shared ones from the server, personal ones as it last trained them."""
-        return self.split.overlay(self.server, self.store.get(self._index(client)))
+        number = self._index(client)
+        return self.split.overlay(self.server, self.store.get(number) if self.split.kept else None)
 
     def adapt(
         self, train_data: ClientArrays | Dataset[Any] | ClientData, *, epochs: int | None = None, client: int = -1

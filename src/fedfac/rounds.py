@@ -28,8 +28,8 @@ from fedfac.anatomy import Anatomy
 from fedfac.data.federation import Federation, are_numbers
 from fedfac.engine.lanes import LaneEngine, pick_device, pick_lanes
 from fedfac.engine.protocol import Engine
-from fedfac.engine.store import CachedStore, MemoryStore, Store
-from fedfac.errors import ConfigError, TrainingError
+from fedfac.engine.store import CachedStore, Elsewhere, MemoryStore, Store
+from fedfac.errors import ConfigError, TooFewRepliesError, TrainingError
 from fedfac.method import Loss, Method, at_least_one
 from fedfac.methods import fedfac as default_method
 from fedfac.numerics import Numerics
@@ -42,6 +42,7 @@ from fedfac.preflight import (
     tested_clients,
 )
 from fedfac.result import Result
+from fedfac.roster import Roster
 from fedfac.rules import Decision, Memory, decide
 from fedfac.run import RunDirectory, check_same_run, read_config
 from fedfac.seeds import stream
@@ -192,7 +193,12 @@ class Session:
     """
 
     def __init__(
-        self, model: nn.Module, federation: Federation, method: Method | None, local: Local, settings: Settings
+        self,
+        model: nn.Module,
+        federation: Federation | Roster,
+        method: Method | None,
+        local: Local,
+        settings: Settings,
     ) -> None:
         self.method = method = default_method() if method is None else method
         self.federation, self.local, self.settings, self.seed = federation, local, settings, settings.seed
@@ -214,38 +220,44 @@ class Session:
         self.template = method.wrap(template) if method.wrap else template
         self.plan = method.plan(Anatomy.of(self.template))
         start = state_of(self.template)
-        check_fits(self.template, federation, local)
-        self.evaluate_every = settings.evaluate_every or evaluation_interval(
-            federation, self.tested, self.cohort, self.plan, local.epochs
-        )
+        self.evaluate_every = settings.evaluate_every or 1
+        if isinstance(federation, Federation):
+            check_fits(self.template, federation, local)
+            self.evaluate_every = settings.evaluate_every or evaluation_interval(
+                federation, self.tested, self.cohort, self.plan, local.epochs
+            )
         self.run = self._open_run(start, metrics)
         self.records: list[Record] = []
         self.masks: dict[int, Mapping[str, tuple[bool, ...]]] = {}
         self.client_table: list[dict[str, Any]] = []
         self.server = {name: t.to(device) for name, t in start.items()}
-        self.split = Split(self.plan.split.shapes) if self.plan.warmup else self.plan.split  # warm-up shares all
+        self.split = self.plan.split_in(0)
         self.memory: Memory = {}  # what the rule remembers from round to round
         self.next_round = min(self.plan.first_decision, 1)
         try:
             self._restore()
             self._store: Store = MemoryStore() if self.run is None else CachedStore(self.run, device)
-            self._inner = LaneEngine(
-                self.template,
-                federation,
-                self.plan,
-                local,
-                self._store,
-                seed=self.seed,
-                lanes=lanes,
-                numerics=numerics,
-                stack=settings.stack,
-                metrics=metrics,
-            )
+            if isinstance(federation, Roster):
+                self._store = Elsewhere()
+                self.engine: Engine = federation.connect(self.template, self.plan, self.records)
+            else:
+                inner = LaneEngine(
+                    self.template,
+                    federation,
+                    self.plan,
+                    local,
+                    self._store,
+                    seed=self.seed,
+                    lanes=lanes,
+                    numerics=numerics,
+                    stack=settings.stack,
+                    metrics=metrics,
+                )
+                self.engine = inner if settings.engine is None else settings.engine(inner)
         except BaseException:
             if self.run is not None:
                 self.run.close()
             raise
-        self.engine: Engine = self._inner if settings.engine is None else settings.engine(self._inner)
 
     def __enter__(self) -> Session:
         return self
@@ -253,7 +265,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._inner.close()
+        self.engine.close()
         if self.run is not None:
             self.run.close()
 
@@ -281,37 +293,28 @@ class Session:
         clock = _Clock()
         if self.plan.warmup and number == self.plan.warmup + 1:
             self.split = self.plan.split
-        before = self.split
-        rule = self.plan.rule
-        decision: Decision | None = None
+        before, remembered = self.split, self.memory
         record: Record = {"round": number}
-
-        if number > 0 or (rule is not None and rule.measures):
-            size = len(self.participants) if number == 0 and self.plan.probe_all else self.cohort
-            cohort = draw_cohort(self.participants, size, self.seed, number)
-            outcomes = self.engine.train(number, self.server, self.split, cohort)
-            record |= _training_record(outcomes, self.federation.names)
-            self._check_any_finite(number, outcomes)
-            clock.lap("train")
-        if rule is not None and self.plan.decides(number):
-            sums = self.engine.moments(rule) if rule.measures else {}
-            clock.lap("moments")
-            decision = decide(rule, self.split, sums, seed=self.seed, round=number, memory=self.memory)
-            self.split, self.memory = decision.split, decision.memory
-            clock.lap("decide")
-        if number > 0:
-            total = self.engine.collect(self.split)
-            self.server = aggregate(self.server, total, self.split, before=before, rate=self.method.server_rate)
-            self.engine.keep(self.split)
-            clock.lap("aggregate")
+        decision: Decision | None = None
+        try:
+            decision = self._advance(number, record, clock)
+        except TooFewRepliesError as skip:
+            if number == 0:
+                raise TrainingError(f"the one decision before the first round cannot be made: {skip}") from skip
+            self.split, self.memory = before, remembered
+            record |= _training_record(skip.outcomes, self.federation.names) | {"skipped": str(skip)}
         record["shared_share"] = self.split.shared_share
         record["split"] = _split_record(self.split, before, decision)
-        test = number > 0 and (number % self.evaluate_every == 0 or number == self.settings.rounds)
+        due = number % self.evaluate_every == 0 or number == self.settings.rounds
+        test = number > 0 and due and "skipped" not in record
         if test:
             scores = self.engine.evaluate(number, self.server, self.split, self.tested)
             kind = "global" if number <= self.plan.warmup else self.plan.evaluates
             record |= {part: evaluate.summary(own, kind) for part, own in scores.items()}
             self.client_table = evaluate.table(scores["test"], self.federation.names)
+            absent = set(self.tested) - {score.client for score in scores["test"]}
+            if absent:
+                record["not_tested"] = [self.federation.names[client] for client in sorted(absent)]
             clock.lap("evaluate")
         if self.run is not None:
             self.run.commit(
@@ -328,13 +331,38 @@ class Session:
         self.next_round = number + 1
         return record | {"seconds": sum(clock.seconds.values()), "timing": clock.seconds}
 
+    def _advance(self, number: int, record: Record, clock: _Clock) -> Decision | None:
+        """Train, decide where the plan says so, aggregate; all but the evaluation."""
+        before, rule = self.split, self.plan.rule
+        decision: Decision | None = None
+        if number > 0 or (rule is not None and rule.measures):
+            size = len(self.participants) if number == 0 and self.plan.probe_all else self.cohort
+            cohort = draw_cohort(self.participants, size, self.seed, number)
+            outcomes = self.engine.train(number, self.server, self.split, cohort)
+            record |= _training_record(outcomes, self.federation.names)
+            self._check_any_finite(number, outcomes)
+            clock.lap("train")
+        if rule is not None and self.plan.decides(number):
+            sums = self.engine.moments(rule) if rule.measures else {}
+            clock.lap("moments")
+            decision = decide(rule, self.split, sums, seed=self.seed, round=number, memory=self.memory)
+            self.split, self.memory = decision.split, decision.memory
+            clock.lap("decide")
+        if number > 0:
+            total = self.engine.collect(self.split)
+            record["left_out"] |= {self.federation.names[client]: why for client, why in total.missing.items()}
+            self.server = aggregate(self.server, total, self.split, before=before, rate=self.method.server_rate)
+            self.engine.keep(self.split)
+            clock.lap("aggregate")
+        return decision
+
     def result(self) -> Result:
         """What has come out so far; call it when the session is closed."""
         return Result(
             template=self.template,
             server={name: t.cpu() for name, t in self.server.items()},
             split=self.split,
-            store=self._store if self.run is None else RunDirectory.read(self.run.path),
+            store=RunDirectory.read(self.run.path) if self._store is self.run and self.run else self._store,
             names=self.federation.names,
             records=self.records,
             masks=self.masks,
@@ -344,7 +372,7 @@ class Session:
             plan=self.plan,
             local=self.local,
             seed=self.seed,
-            federation=self.federation,
+            federation=self.federation if isinstance(self.federation, Federation) else None,
             newcomers=self.newcomers,
         )
 
@@ -363,9 +391,7 @@ class Session:
         if self.run is None or saved is None:
             return
         self.server = {name: t.to(self.server[name].device) for name, t in saved.server.items()}
-        if saved.round > self.plan.warmup:
-            self.split = self.plan.split.with_masks(saved.masks)
-        self.memory = saved.memory
+        self.split, self.memory = self.plan.split_in(saved.round, saved.masks), saved.memory
         self.records, self.masks = self.run.records(), dict(self.run.masks())
         self.client_table = self.run.clients()
         self.next_round = saved.round + 1
@@ -399,6 +425,8 @@ class Session:
             "names": None if are_numbers(self.federation.names) else list(self.federation.names),
             "origin": settings.origin,
         }
+        if isinstance(self.federation, Roster):
+            config["remote"] = dict(self.federation.about)
         if not settings.resume:
             return RunDirectory.create(settings.out, json_like(config), partition=self.federation.partition_json())
         found = read_config(settings.out)

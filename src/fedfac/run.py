@@ -370,17 +370,28 @@ def check_same_run(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any
         )
 
 
-def atomic_write(path: Path, text: str) -> None:
-    """Write a whole file or nothing."""
+def atomic_write(path: Path, content: str | bytes) -> None:
+    """Write a whole file or nothing; once this returns, it survives a loss of power."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    """Bring the names in a folder to disk, where the system can."""
+    if os.name == "posix":
+        folder = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def _digest_of(texts: Iterable[str]) -> str:

@@ -417,6 +417,13 @@ def are_numbers(names: Sequence[str]) -> bool:
     return isinstance(names, _Numbers) or all(name == str(i) for i, name in enumerate(names))
 
 
+def tensors_of(name: str, samples: ClientArrays | Dataset[Any]) -> list[Tensor]:
+    """A client's (x, y) or (x, y, x_test, y_test) as tensors of matching lengths."""
+    tensors = [_tensor(a) for a in (samples if isinstance(samples, tuple) else _read(name, samples))]
+    _check_lengths(name, tensors)
+    return tensors
+
+
 def _tensor(array: Array) -> Tensor:
     try:
         tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.require(array, requirements=["C", "W"]))

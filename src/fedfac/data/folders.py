@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from fedfac.data.federation import ArrayPool
-from fedfac.data.samples import Samples
+from fedfac.data.samples import Samples, class_order
 from fedfac.errors import ConfigError, DataError
 
 Pixels = npt.NDArray[np.uint8]
@@ -29,28 +29,29 @@ _BROKEN = (
 )
 
 
-def image_folder(path: str | Path, *, size: int | None = None) -> Samples:
+def image_folder(path: str | Path, *, size: int | None = None, classes: Sequence[str] | None = None) -> Samples:
     """The images below a folder; a folder's name is the class, and the one above it, if there is one, the client.
 
     Grey if all images are, otherwise RGB. Every image is resized to ``size`` × ``size``, or else to the size of
-    the first one. Held as bytes; the model gets numbers from -1 to 1.
+    the first one. Held as bytes; the model gets numbers from -1 to 1. ``classes`` names all classes in order, of which
+    some may have no folder here; by default those that are here, sorted.
     """
     root = Path(path)
     if size is not None and size < 1:
         raise ConfigError(f"images of {size} pixels cannot be made; allowed: 1 or more")
     files = _images(root)
     names = _names(root, files)
-    classes = tuple(sorted({name[-1] for name in names}))
-    targets = torch.tensor([classes.index(name[-1]) for name in names])
+    order = class_order(sorted({name[-1] for name in names}), classes, str(root))
+    targets = torch.tensor([order.index(name[-1]) for name in names])
     pool = ArrayPool(_pixels(files, size), targets, from_bytes)
     return Samples(
         name=root.resolve().name,
         pool=pool,
         fingerprint=pool.fingerprint(),
         labels=targets.numpy(),
-        classes=len(classes),
+        classes=len(order),
         owners=np.array([name[0] for name in names]) if len(names[0]) == 2 else None,
-        class_names=classes,
+        class_names=order,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfac.data.federation import Augment, Federation, Index, Pool
+from fedfac.errors import DataError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -36,3 +37,11 @@ class Samples:
         from fedfac.data.sources import federate
 
         return federate(self, Config.from_dict({"data": {"name": self.name, **options}}).data, seed=seed)
+
+
+def class_order(found: Sequence[str], classes: Sequence[str] | None, where: str) -> tuple[str, ...]:
+    """All classes in order: those that were found, or those that ``classes`` names, of which some may not occur."""
+    unknown = [name for name in found if classes is not None and name not in classes]
+    if classes is not None and unknown:
+        raise DataError(f"{where} has the class {unknown[0]!r}. {did_you_mean(unknown[0], classes)}")
+    return tuple(found if classes is None else classes)

@@ -79,11 +79,13 @@ def load_samples(config: DataConfig) -> Samples:
         return _loader(known.loader)(**options)
     path = Path(config.name)
     if path.is_dir():
-        return _loader("folders.image_folder")(path)
+        return _loader("folders.image_folder")(path, classes=config.class_names)
     if path.suffix in (".csv", ".parquet"):
         if config.label is None:
             raise ConfigError(f"say which column of {path} is the label: --label NAME")
-        return _loader("tables.csv_or_parquet")(path, label=config.label, client=config.client)
+        return _loader("tables.csv_or_parquet")(
+            path, label=config.label, client=config.client, classes=config.class_names
+        )
     raise ConfigError(
         f"there is no data set {config.name!r}, and no such CSV file, parquet file or folder. "
         f"{did_you_mean(config.name, SOURCES)}"

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedfac.data.federation import ArrayPool
 from fedfac.data.files import Source, find
-from fedfac.data.samples import Samples
+from fedfac.data.samples import Samples, class_order
 from fedfac.errors import ConfigError, DataError, did_you_mean
 
 Numbers = npt.NDArray[np.float64]
@@ -39,11 +39,19 @@ PARQUET = (".parquet", ".pq")
 CSV = {".csv": ",", ".tsv": "\t"}
 
 
-def csv_or_parquet(path: str | Path, *, label: str, client: str | None = None, drop: Sequence[str] = ()) -> Samples:
+def csv_or_parquet(
+    path: str | Path,
+    *,
+    label: str,
+    client: str | None = None,
+    drop: Sequence[str] = (),
+    classes: Sequence[str] | None = None,
+) -> Samples:
     """The samples in a table: one a row; every column is an input except the label, the client and ``drop``.
 
-    A label of integers, truth values or text gives classes, in sorted order. A label of real numbers (1.0 is
-    one) gives regression targets of shape (n, 1). ``client`` names the column that says whose row it is.
+    A label of integers, truth values or text gives classes, in sorted order, or in that of ``classes``, which must
+    name them all (some may not occur in this file). A label of real numbers (1.0 is one) gives regression targets of
+    shape (n, 1). ``client`` names the column that says whose row it is.
     """
     path = Path(path)
     table = _read(path)
@@ -52,7 +60,7 @@ def csv_or_parquet(path: str | Path, *, label: str, client: str | None = None, d
     if not features:
         raise DataError(f"{path} has no input columns beside {sorted({label, client or label, *drop})}")
     inputs = np.concatenate([_feature(table[name], f"{path}, column {name!r}") for name in features], axis=1)
-    targets, names = _targets(table[label], f"{path}, label {label!r}")
+    targets, names = _targets(table[label], f"{path}, label {label!r}", classes)
     owners = None if client is None else _owners(table[client], f"{path}, client {client!r}")
     return _samples(path.stem, ArrayPool(torch.from_numpy(inputs), targets), names, owners)
 
@@ -207,7 +215,7 @@ def _one_hot(column: Any, where: str) -> Features:
     return np.stack([values == name for name in names], axis=1).astype(np.float32)
 
 
-def _targets(column: Any, where: str) -> tuple[Tensor, tuple[str, ...] | None]:
+def _targets(column: Any, where: str, classes: Sequence[str] | None = None) -> tuple[Tensor, tuple[str, ...] | None]:
     """Class numbers and the classes' names; or real targets (n, 1) and None."""
     column = _complete(_plain(column), where)
     if _is_real(column.type):
@@ -217,8 +225,11 @@ def _targets(column: Any, where: str) -> tuple[Tensor, tuple[str, ...] | None]:
         return torch.from_numpy(values.astype(np.float32))[:, None], None
     if not (_is_counted(column.type) or _is_text(column.type)):
         raise DataError(f"{where} is of type {column.type}; allowed: integers, real numbers, truth values, text")
-    names, codes = np.unique(column.to_numpy(zero_copy_only=False), return_inverse=True)
-    return torch.from_numpy(codes.astype(np.int64)), tuple(str(name) for name in names)
+    found, codes = np.unique(column.to_numpy(zero_copy_only=False), return_inverse=True)
+    names = tuple(str(name) for name in found)
+    order = class_order(names, classes, where)
+    numbers = np.array([order.index(name) for name in names], dtype=np.int64)
+    return torch.from_numpy(numbers[codes]), order
 
 
 def _owners(column: Any, where: str) -> npt.NDArray[Any]:

@@ -32,13 +32,19 @@ class Engine(Protocol):
         """By layer, the sum of what the rule measures on the clients that have just trained."""
 
     def collect(self, split: Split) -> Sums:
-        """Σ n_k·(shared part) over the clients that have just trained."""
+        """Σ n_k·(shared part) over the clients that have just trained.
+
+        Over a network some of them may be gone by now: ``missing`` of the sums says who.
+        """
 
     def keep(self, split: Split) -> None:
         """The clients store what is not shared as a whole."""
 
     def evaluate(self, round: int, server: State, split: Split, clients: Sequence[int]) -> dict[str, list[Score]]:
-        """Each client tests its own model on its own held-out data: ``"test"``, and ``"validation"`` if any."""
+        """Each client tests its own model on its own held-out data: ``"test"``, and ``"validation"`` if any.
+
+        A client that cannot be reached has no score.
+        """
 
     def close(self) -> None:
         """Let go of threads and devices."""

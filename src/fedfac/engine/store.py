@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from fedfac.errors import RunError
 from fedfac.state import State
 
 
@@ -84,3 +85,18 @@ def room_for_states(device: torch.device) -> int:
 
 def _size(state: State) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+
+
+class Elsewhere:
+    """Personal states that are on the clients' own machines: nobody here can have them."""
+
+    def get(self, client: int) -> State | None:
+        """Fail: a model without its personal part would be another one."""
+        raise RunError(
+            f"the personal part of client {client} is on its node, and only 'fedfac deploy export' there gives its "
+            "model; here is what is shared: result.server"
+        )
+
+    def put(self, client: int, state: State) -> None:
+        """Fail: nothing personal comes here."""
+        raise RunError(f"the personal part of client {client} belongs on its node")

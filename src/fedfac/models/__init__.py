@@ -1,7 +1,8 @@
-"""Networks by name. ``register`` adds one of your own."""
+"""Networks by name. ``register`` adds one of your own; ``module:function`` names one without registering it."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -47,9 +48,30 @@ def register(name: str) -> Callable[[Builder], Builder]:
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:
     """The options of a network: its builder's keywords."""
+    return {k: p for k, p in inspect.signature(_builder(name)).parameters.items() if k not in _GIVEN}
+
+
+def _builder(name: str) -> Builder:
+    if ":" in name:
+        return imported(name)
     if name not in MODELS:
         raise ConfigError(f"there is no model {name!r}. {did_you_mean(name, MODELS)}")
-    return {k: p for k, p in inspect.signature(MODELS[name]).parameters.items() if k not in _GIVEN}
+    return MODELS[name]
+
+
+def imported(name: str) -> Callable[..., Any]:
+    """The function that ``module:function`` names."""
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{name!r} cannot be imported ({error}): it must be module:function, and the module installed or in the "
+            "folder of the app"
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"{name!r} is a {type(found).__name__}, not a function")
+    return found  # type: ignore[no-any-return]
 
 
 def build(
@@ -61,7 +83,7 @@ def build(
         if key not in known:
             raise ConfigError(f"model {name!r} has no option {key!r}. {did_you_mean(key, known)}")
     with global_stream(seed, "model"):
-        model = MODELS[name](shape=shape, classes=classes, **options)
+        model = _builder(name)(shape=shape, classes=classes, **options)
     if weights is not None:
         load_weights(model, weights)
     return model

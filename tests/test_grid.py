@@ -1,0 +1,124 @@
+"""Requests over Flower's messages: who is who, who answers, who does not. Flower's own records, no process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedfac.engine.flower import wire
+from fedfac.engine.flower.grid import GridTransport, from_content, to_content
+from fedfac.engine.flower.wire import Packet, Request
+
+
+class PostOffice:
+    """What the transport uses of Flower's grid; nodes are functions of a request."""
+
+    def __init__(self, **names: str | None) -> None:
+        """Nodes by their number (``_7``) and the name that they give; None: they never answer."""
+        self.nodes = {int(number.lstrip("_")): name for number, name in names.items()}
+        self._ids = count()
+        self._replies: dict[str, Message] = {}
+        self.sent: list[tuple[int, str]] = []
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Sequence[Message]) -> list[str]:
+        ids = []
+        for sent in messages:
+            identity = f"m{next(self._ids)}"
+            sent.metadata.__dict__["_message_id"] = identity
+            node = sent.metadata.dst_node_id
+            self.sent.append((node, sent.metadata.message_type))
+            if self.nodes[node] is not None:
+                self._replies[identity] = self.answer(node, sent)
+            ids.append(identity)
+        return ids
+
+    def answer(self, node: int, sent: Message) -> Message:
+        request = Request.read(from_content(sent.content))
+        if self.nodes[node] == "crashed":
+            return Message(Error(code=8, reason="secret"), reply_to=sent)
+        if self.nodes[node] == "junk":
+            return Message(RecordDict({"values": ConfigRecord({"json": 3})}), reply_to=sent)
+        if request.action == wire.HELLO:
+            return Message(to_content(wire.hello_reply(str(self.nodes[node]), (3,), 2)), reply_to=sent)
+        return Message(to_content(Packet({"round": request.round})), reply_to=sent)
+
+    def pull_messages(self, ids: Iterable[str]) -> list[Message]:
+        return [self._replies.pop(identity) for identity in list(ids)[::-1] if identity in self._replies]
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's messages bear the run that the process belongs to."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+def transport(office: PostOffice, deadline: float = 0.05) -> GridTransport:
+    grid: Any = office
+    return GridTransport(grid, deadline)
+
+
+def test_nodes_are_asked_once_who_they_are() -> None:
+    office = PostOffice(_7="north", _8="south")
+    there = transport(office)
+    assert there.meet() == there.meet() == {"north": 7, "south": 8}
+    assert office.sent == [(7, "query.hello"), (8, "query.hello")]
+    office.nodes[9] = "west"
+    assert there.wait_for(3) == {"north": 7, "south": 8, "west": 9}
+    del office.nodes[7]
+    assert there.wait_for(3, ["north", "west"]) == {"west": 9}
+
+
+def test_a_name_belongs_to_the_node_that_holds_the_key(caplog: pytest.LogCaptureFixture) -> None:
+    office = PostOffice(_7="north", _8="north")
+    with caplog.at_level(logging.WARNING):
+        there = transport(office)
+        assert there.meet() == {"north": 7}
+        assert "node 8 is not taken in: it says that it is 'north', but that is node 7" in caplog.text
+        there.bind(["north"], {"north": 7})
+        del office.nodes[7]
+        office.nodes[9] = "north"
+        assert there.meet() == {}
+    loose = transport(PostOffice(_9="north"))
+    loose.bind(["north"], {})
+    assert loose.meet() == {"north": 9}
+    strict = transport(PostOffice(_9="north"))
+    strict.bind(["north"], {"north": 7})
+    assert strict.meet() == {}
+
+
+def test_every_client_has_an_answer_or_a_reason() -> None:
+    office = PostOffice(_1="a", _2="b", _3="c", _4="d")
+    there = transport(office)
+    there.meet()
+    there.bind(["a", "b", "c", "d", "e"], {})
+    office.nodes |= {2: None, 3: "crashed", 4: "junk"}
+    answers = there.exchange({client: Request(wire.TRAIN, round=5) for client in range(5)})
+    assert list(answers) == list(range(5))
+    assert answers[0].packet is not None
+    assert answers[0].packet.values == {"round": 5}
+    assert {client: answer.problem for client, answer in answers.items() if client} == {
+        1: "no reply within 0.05 s",
+        2: "its node failed (CLIENT_APP_CRASHED)",
+        3: "the reply of node 4 was refused: it is not a fedfac message",
+        4: "its node is not connected",
+    }
+
+
+def test_a_node_that_was_not_taken_in_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    office = PostOffice(_1="junk")
+    there = transport(office)
+    assert there.meet() == there.meet() == {}
+    assert len(office.sent) == 1
+    office.nodes[1] = "a"
+    monkeypatch.setattr("fedfac.engine.flower.grid.time.monotonic", lambda: 1e12)
+    assert there.meet() == {"a": 1}
