@@ -19,6 +19,9 @@ COMMANDS = {
     "newcomers": "serve the clients that were kept out of training, by each method's own rule",
     "data": "look at the data of an experiment: who has how many samples of which classes",
     "inspect": "show a run: how layers were split, how that changed, who does well and who badly",
+    "report": "write one HTML page for a run or a comparison: curves, clients, the split round by round",
+    "export": "write a client's model as safetensors, torch.export or ONNX",
+    "doctor": "say what is installed, what is missing, and what to do about it",
 }
 
 

@@ -32,6 +32,7 @@ from fedfac.engine.store import MemoryStore, Store
 from fedfac.errors import ConfigError, TrainingError
 from fedfac.method import Loss, Method, at_least_one
 from fedfac.methods import fedfac as default_method
+from fedfac.observers import Observer, told
 from fedfac.preflight import (
     check_fits,
     cohort_size,
@@ -68,6 +69,7 @@ class Settings:
     device: str | torch.device | None = None
     engine: Callable[[LaneEngine], Engine] | None = None
     origin: Mapping[str, Any] | None = None
+    observers: Sequence[Observer] = ()
 
 
 def fit(
@@ -95,6 +97,7 @@ def fit(
     lanes: int | None = None,
     device: str | torch.device | None = None,
     on_round: Callable[[Record], None] | None = None,
+    observers: Sequence[Observer] = (),
     should_stop: Callable[[], bool] | None = None,
     engine: Callable[[LaneEngine], Engine] | None = None,
     origin: Mapping[str, Any] | None = None,
@@ -131,6 +134,8 @@ def fit(
         their rounding (``device``).
     on_round
         Called with the record of every round.
+    observers
+        Followers of the whole run: :mod:`fedfac.observers` has TensorBoard, MLflow and Weights & Biases.
     should_stop
         Asked after every round; True ends the run there. It can be resumed.
     engine
@@ -162,6 +167,7 @@ def fit(
         device=device,
         engine=engine,
         origin=origin,
+        observers=observers,
     )
     return Session(model, federation, method, local, settings).drive(on_round, should_stop)
 
@@ -189,7 +195,8 @@ class Session:
         self.plan = method.plan(Anatomy.of(self.template))
         start = state_of(self.template)
         check_fits(self.template, federation, local)
-        self.run = self._open_run(start, metrics)
+        self.about = self._about(metrics)
+        self.run = self._open_run(start)
         self.records: list[Record] = []
         self.masks: dict[int, Mapping[str, tuple[bool, ...]]] = {}
         self.client_table: list[dict[str, Any]] = []
@@ -231,9 +238,10 @@ class Session:
         self, on_round: Callable[[Record], None] | None = None, should_stop: Callable[[], bool] | None = None
     ) -> Result:
         """Go through all rounds that are left, close, and return what came out."""
-        with self:
+        with self, told(self.settings.observers, self.about, lambda: self.finished) as tell:
             while not self.finished:
                 record = self.step()
+                tell(record)
                 if on_round is not None:
                     on_round(record)
                 if should_stop is not None and should_stop():
@@ -334,7 +342,22 @@ class Session:
         self.client_table = self.run.clients()
         self.next_round = saved.round + 1
 
-    def _open_run(self, start: State, metrics: Mapping[str, evaluate.Metric]) -> RunDirectory | None:
+    def _about(self, metrics: Mapping[str, evaluate.Metric]) -> dict[str, Any]:
+        """What makes this run this run: it can be gone on with only if all of it is the same."""
+        return {
+            "method": self.method.describe(),
+            "local": self.local.describe(),
+            "cohort": self.cohort,
+            "seed": self.seed,
+            "evaluate_every": self.settings.evaluate_every,
+            "evaluate_clients": self.settings.evaluate_clients,
+            "metrics": list(metrics),
+            "newcomers": self.settings.newcomers,
+            "clients": len(self.federation),
+            "data": self.federation.fingerprint,
+        }
+
+    def _open_run(self, start: State) -> RunDirectory | None:
         from fedfac import __version__
 
         settings = self.settings
@@ -342,22 +365,10 @@ class Session:
             if settings.resume:
                 raise ConfigError("resume=True needs out=, the folder of the run to go on with")
             return None
-        asked = {
-            "method": self.method.describe(),
-            "local": self.local.describe(),
-            "cohort": self.cohort,
-            "seed": self.seed,
-            "evaluate_every": settings.evaluate_every,
-            "evaluate_clients": settings.evaluate_clients,
-            "metrics": list(metrics),
-            "newcomers": settings.newcomers,
-            "clients": len(self.federation),
-            "data": self.federation.fingerprint,
-        }
         config = {
             "version": __version__,
             "rounds": settings.rounds,
-            "settings": asked,
+            "settings": self.about,
             "tensors": {name: [list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in start.items()},
             "split": self.plan.split.to_json(),
             "names": None if are_numbers(self.federation.names) else list(self.federation.names),
@@ -368,7 +379,7 @@ class Session:
         found = read_config(settings.out)
         saved = {name: torch.empty(size, dtype=getattr(torch, kind)) for name, (size, kind) in found["tensors"].items()}
         check_same_tensors(start, saved)
-        check_same_run(Path(settings.out), found["settings"], json_like(asked))
+        check_same_run(Path(settings.out), found["settings"], json_like(self.about))
         return RunDirectory.resume(settings.out, rounds=settings.rounds)
 
 

@@ -6,7 +6,15 @@ import argparse
 import json
 
 from fedfac import experiment, methods
-from fedfac.commands.flags import add_experiment_flags, add_running_flags, free_folder, read_config, stop_on_interrupt
+from fedfac.commands.flags import (
+    add_experiment_flags,
+    add_observer_flags,
+    add_running_flags,
+    free_folder,
+    observers_of,
+    read_config,
+    stop_on_interrupt,
+)
 from fedfac.commands.show import print_result, result_json
 from fedfac.config import Config
 from fedfac.progress import RoundProgress
@@ -18,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="the run directory (default: runs/DATA-METHOD-N)")
     add_experiment_flags(parser)
     add_running_flags(parser)
+    add_observer_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -33,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def train(config: Config, arguments: argparse.Namespace, *, out: str, resume: bool) -> int:
     """Start or resume a run, with progress and a clean Ctrl-C."""
+    observers = observers_of(arguments, out)
     with (
         RoundProgress(config.method_name, config.train.rounds, quiet=arguments.quiet) as progress,
         stop_on_interrupt(progress.say) as should_stop,
@@ -44,6 +54,7 @@ def train(config: Config, arguments: argparse.Namespace, *, out: str, resume: bo
             lanes=arguments.lanes,
             device=arguments.device,
             on_round=progress,
+            observers=observers,
             should_stop=should_stop,
         )
     if arguments.json:

@@ -154,14 +154,24 @@ class Federation:
         return Federation(client, names=self.names, classes=self.classes, fingerprint=self.fingerprint, pool=resident)
 
     def partition_json(self) -> str | None:
-        """Who has which samples of the pool, as text for the record of a run; None for lazy clients."""
+        """Who has which samples of the pool, as text for the record of a run; None for lazy clients.
+
+        ``counts`` says how many of them are of which class, where the pool holds class labels as they are.
+        """
         if self.parts is None:
             return None
         clients = {
             name: {part: _plain(index) for part, index in zip(("train", "test"), both, strict=True)}
             for name, both in self.parts.items()
         }
-        return json.dumps({"fingerprint": self.fingerprint, "clients": clients})
+        return json.dumps({"fingerprint": self.fingerprint, "clients": clients, "counts": self._class_counts()})
+
+    def _class_counts(self) -> list[list[int]] | None:
+        if self.classes is None or self.parts is None or not isinstance(self._pool, ArrayPool):
+            return None
+        labels = self._pool.targets
+        owned = [torch.cat([_indices(train), _indices(test)]) for train, test in self.parts.values()]
+        return [torch.bincount(labels[index].flatten().cpu(), minlength=self.classes).tolist() for index in owned]
 
     @classmethod
     def from_arrays(

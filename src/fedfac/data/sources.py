@@ -39,7 +39,7 @@ SOURCES: Mapping[str, Known] = {
     "hapt": Known("tables.hapt", "signal-cnn"),
     "heart": Known("tables.heart", "mlp"),
 }
-_PARAMETERS = {
+PARAMETERS = {
     "dirichlet": ("alpha",),
     "dirichlet-by-class": ("alpha",),
     "quantity": ("alpha",),
@@ -114,7 +114,7 @@ def cut(samples: Samples, config: DataConfig, *, seed: int) -> dict[str, tuple[I
         raise DataError(f"{samples.name} has no class labels to cut it by {how!r}: use its natural clients")
     function = partition.by_name(how)
     clients = config.clients or (SOURCES[config.name].clients if config.name in SOURCES else 100)
-    parameters = {name: getattr(config, name) for name in _PARAMETERS.get(how, ())}
+    parameters = {name: getattr(config, name) for name in PARAMETERS.get(how, ())}
     parts = function(samples.labels, clients=clients, seed=seed, **parameters)
     return {
         str(i): partition.hold_out(part, config.test_share, seed=seed, client=i, purpose="test")
