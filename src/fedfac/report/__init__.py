@@ -1,6 +1,6 @@
 """The report: one self-contained HTML page for a run or a comparison.
 
-``gather`` reads run directories into plain values, ``page`` writes them into one file, ``assets/`` is what the browser
+``facts`` reads run directories into plain values, ``page`` writes them into one file, ``assets/`` is what the browser
 runs. The page needs no network, no data set and no PyTorch; it is made from the run directories alone.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedfac.report.gather import gather
+from fedfac.report.facts import gather
 from fedfac.report.page import html
 from fedfac.run import atomic_write
 
