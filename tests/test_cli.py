@@ -185,11 +185,16 @@ def test_control_c_saves_and_says_how_to_go_on() -> None:
 
 
 @pytest.mark.parametrize("surroundings", [{}, {"FORCE_COLOR": "1"}, {"CI": "true", "TERM": "dumb"}])
-def test_a_log_gets_plain_lines_and_no_control_characters(surroundings: dict[str, str]) -> None:
+def test_a_log_gets_plain_lines_and_no_control_characters(
+    surroundings: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in surroundings.items():
+        monkeypatch.setenv(name, value)
     arguments = ["compare", "--methods", "fedavg,fedfac", *QUICK, "--time-rounds", "0", "--out", "c", "--json"]
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, env={**os.environ, **surroundings}, check=True)
-    assert not re.search(rb"[\x00-\x09\x0b-\x1f\x7f]", done.stderr + done.stdout)
-    assert b"round 6/6" in done.stderr
+    status, out, err = call(capsys, *arguments)
+    assert status == 0
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", out + err)
+    assert "round 6/6" in err
 
 
 def test_on_a_terminal_there_is_a_live_bar() -> None:
