@@ -20,7 +20,8 @@ function lineChart(holder, series, options) {
   const path = (x, y) => x.map((v, i) => `${i ? 'L' : 'M'}${px(v).toFixed(1)},${py(y[i]).toFixed(1)}`).join('');
 
   const node = draw('svg', { width, height, viewBox: `0 0 ${width} ${height}`, role: 'img', tabindex: 0, 'aria-label': options.label });
-  for (const y of ticks(y0, y1, 5)) {
+  const counted = ys.every(Number.isInteger) && y1 - y0 > 0.9;
+  for (const y of ticks(y0, y1, 5).filter((v) => !counted || Number.isInteger(v))) {
     node.append(draw('line', { class: 'grid', x1: left, x2: right, y1: py(y), y2: py(y) }));
     node.append(draw('text', { class: 'faint', x: left - 6, y: py(y) + 4, 'text-anchor': 'end' }, String(y)));
   }

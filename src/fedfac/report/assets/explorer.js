@@ -96,8 +96,8 @@ function buildLayer(part) {
   part.history = make('div');
   part.kept = make('div');
   part.factors = make('div');
-  const keys = make('p', { class: 'note' }, make('span', { class: 'key shared' }), 'shared  ', make('span', { class: 'key personal' }), 'personal');
-  if (part.layer.codes) keys.append(`   ν from ${short(part.layer.frames.range[0])} (dark) to ${short(part.layer.frames.range[1])} (light)`);
+  const keys = make('p', { class: 'note' }, make('span', { class: 'key shared' }), 'shared \u00a0 ', make('span', { class: 'key personal' }), 'personal');
+  if (part.layer.codes) keys.append(` \u00a0 upper row: ν from ${short(part.layer.frames.range[0])} (dark) to ${short(part.layer.frames.range[1])} (light)`);
   const more = part.layer.rounds.length > 1 ? make('div', { class: 'pair' },
     make('div', {}, make('h3', {}, 'Elements that kept their side'), part.kept),
     part.layer.factors ? make('div', {}, make('h3', {}, 'Number of factors'), part.factors) : null) : null;
