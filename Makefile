@@ -20,7 +20,7 @@ check: $(READY)
 
 # The documentation as a web site in site/; broken links and names are errors. It loads nothing from elsewhere.
 docs: $(READY)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "in site/index.html"
 
 # Chromium, for the tests of the report; without it (or the right to install it) they are skipped.

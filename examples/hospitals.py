@@ -29,7 +29,21 @@ def write_made_up(folder: Path, patients: int = 80) -> None:
         for _ in range(patients):
             age, pulse = draws.normal(55, 9), draws.normal(140, 22)
             sick = (age - 55) / 9 - (1 + number / 2) * (pulse - 140) / 22 + draws.normal() > 0
-            values = [age, 1, draws.integers(1, 5), 130, 240, 0, 0, pulse, 0, draws.exponential(), 2, draws.choice(["0", "1", "?"]), 3]
+            values = [
+                age,
+                1,
+                draws.integers(1, 5),
+                130,
+                240,
+                0,
+                0,
+                pulse,
+                0,
+                draws.exponential(),
+                2,
+                draws.choice(["0", "1", "?"]),
+                3,
+            ]
             assert len(values) == len(HEART_FEATURES)
             rows.append(",".join(map(str, [*values, int(sick)])))
         (folder / f"processed.{hospital}.data").write_text("\n".join(rows) + "\n")

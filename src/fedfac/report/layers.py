@@ -20,7 +20,7 @@ MOST_FRAMES = 1_500_000  # elements × rounds, over all runs of a page: a byte e
 
 def decided_rounds(records: Sequence[Mapping[str, Any]]) -> list[int]:
     """The rounds in which some layer was decided."""
-    return [r["round"] for r in records if any("tau" in layer for layer in r["split"].values())]
+    return [r["round"] for r in records if any("tau" in layer for layer in r.get("split", {}).values())]
 
 
 def layer_facts(
@@ -30,7 +30,7 @@ def layer_facts(
     budget: int,
 ) -> list[dict[str, Any]]:
     """By layer: what was recorded of every decision, and the frames of as many as the budget allows."""
-    by_round = {r["round"]: r["split"] for r in records}
+    by_round = {r["round"]: r.get("split", {}) for r in records}
     decided = decided_rounds(records) or ([max(masks)] if masks else [])
     elements = {layer: len(mask) for layer, mask in masks[max(masks)].items()} if masks else {}
     total = max(sum(elements.values()), 1)

@@ -37,7 +37,7 @@ def traffic(
     for record in records:
         number, people = record["round"], len(record.get("cohort", ()))
         before, after = splits.get(number - 1, start), splits[number]
-        extra = _measured(config["settings"]["method"]["name"], record["split"], start)
+        extra = _measured(config["settings"]["method"]["name"], record.get("split", {}), start)
         sent = shared_bytes(after) if number > 0 else 0  # a static method's round 0 sends what it measures only
         got = shared_bytes(before)
         up, down, measured = up + people * (sent + extra), down + people * got, measured + people * extra
