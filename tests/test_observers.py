@@ -87,7 +87,8 @@ def test_scalars_are_the_numbers_of_the_record() -> None:
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str) -> list[dict[str, Any]]:
     """A run followed by one tool; its metrics.jsonl is what the tool must have been told."""
     monkeypatch.chdir(tmp_path)
-    arguments = ["run", "--clients", "6", "--rounds", "2", "--cohort", "3", "--epochs", "1", "--out", "r", "--quiet"]
+    arguments = ["run", "--clients", "6", "--rounds", "2", "--cohort", "3", "--epochs", "1", "--evaluate-every", "1"]
+    arguments += ["--out", "r", "--quiet"]
     assert main([*arguments, flag]) == 0
     return [json.loads(line) for line in Path("r/metrics.jsonl").read_text().splitlines()]
 

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("report") / "grid"
     tables = {
         "data": {"clients": 20},
-        "train": {"rounds": 3, "cohort": 4, "epochs": 1, "batch_size": 16},
+        "train": {"rounds": 3, "cohort": 4, "epochs": 1, "batch_size": 16, "evaluate_every": 1},
         "method": {"layers": ["fc1"]},
     }
     methods = ["fedavg", "fedper", "fedfac-static", "fedfac", "variance"]

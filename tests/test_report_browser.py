@@ -37,7 +37,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for method in (methods.fedavg(), methods.fedper(), methods.fedfac(layers=[1])):
         for seed in (0, 1):
             runs.append(folder / f"{method.name}-{seed}")
-            fedfac.fit(model, federation, method=method, rounds=6, epochs=2, cohort=4, seed=seed, out=runs[-1])
+            how: dict[str, Any] = {"rounds": 6, "epochs": 2, "cohort": 4, "evaluate_every": 1}
+            fedfac.fit(model, federation, method=method, seed=seed, out=runs[-1], **how)
     return report.write(runs, folder / "page.html")
 
 

@@ -31,6 +31,7 @@ class DataConfig:
     data_dir: str | None = _option(None, "folder with the data files (default: FEDFAC_DATA, else they are downloaded)")
     label: str | None = _option(None, "label column of a file of your own")
     client: str | None = _option(None, "client column of a file of your own")
+    drop: str | None = _option(None, "columns of a file of your own that are no inputs: 'id,name'")
     partition: str = _option(
         "auto",
         "how it is cut into clients: natural (writer, role, person, hospital), dirichlet, "

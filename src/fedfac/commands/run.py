@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 from fedfac import experiment, methods
 from fedfac.commands.flags import (
@@ -36,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         known = methods.options_of(tables.get("method", {}).get("name", "fedfac"))
         tables["method"] = {k: v for k, v in tables.get("method", {}).items() if k == "name" or k in known}
     config = Config.from_dict(tables)
-    out = arguments.out or free_folder(f"{config.data.name}-{config.method_name}")
+    out = arguments.out or free_folder(f"{Path(config.data.name).stem}-{config.method_name}")
     return train(config, arguments, out=str(out), resume=False)
 
 

@@ -242,7 +242,7 @@ def _partition(folder: Path, config: Mapping[str, Any], known: dict[str, Any]) -
     path = folder / "partition.json"
     found = json.loads(path.read_text()) if path.exists() else {"clients": {}}
     sizes = {part: [_size(found["clients"].get(name, {}).get(part)) for name in names] for part in ("train", "test")}
-    known[key] = {"names": names, **sizes, "counts": found.get("counts")}
+    known[key] = {"names": names, **sizes, "counts": found.get("counts"), "classes": found.get("class_names")}
     return key
 
 

@@ -19,7 +19,9 @@ function showPartition(view) {
 }
 
 function paintPartition(holder, readout, part, sizes, text) {
-  const width = Math.max(holder.clientWidth, 240), left = 34, room = width - left - 8;
+  const called = (k) => (part.classes ? part.classes[k] : String(k));
+  const longest = part.classes ? Math.max(...part.classes.map((name) => name.length)) : 3;
+  const width = Math.max(holder.clientWidth, 240), left = Math.min(longest * 7 + 13, 130), room = width - left - 8;
   const most = Math.floor(room / 3), every = Math.ceil(sizes.length / most);
   const clients = sizes.map((_, i) => i).filter((i) => i % every === 0), cell = Math.min(room / clients.length, 26);
   const classes = part.counts ? part.counts[0].length : 1;
@@ -31,7 +33,7 @@ function paintPartition(holder, readout, part, sizes, text) {
   const highest = part.counts ? Math.max(...clients.map((i) => Math.max(...part.counts[i]))) : Math.max(...sizes);
   if (part.counts) {
     const step = Math.ceil(14 / row);
-    for (let k = 0; k < classes; k += step) pen.fillText(String(k), 4, (k + 0.5) * row + 4);
+    for (let k = 0; k < classes; k += step) pen.fillText(called(k).slice(0, 17), 4, (k + 0.5) * row + 4);
   }
   pen.fillText(`${part.counts ? 'class ↑  ' : 'samples ↑  '}client →${every > 1 ? `  (every ${every}th shown)` : ''}`, left, height - 10);
   pen.fillStyle = computed('--shared');
@@ -52,7 +54,7 @@ function paintPartition(holder, readout, part, sizes, text) {
     const box = node.getBoundingClientRect(), i = Math.floor((event.clientX - box.left - left) / cell);
     const client = clients[i];
     if (client === undefined) return;
-    const own = part.counts ? part.counts[client].map((n, k) => [k, n]).filter(([, n]) => n).map(([k, n]) => `class ${k}: ${n}`).join(', ') : '';
+    const own = part.counts ? part.counts[client].map((n, k) => [k, n]).filter(([, n]) => n).map(([k, n]) => `class ${called(k)}: ${n}`).join(', ') : '';
     readout.textContent = `client ${part.names[client]}: ${sizes[client]} samples${own ? ` (${own})` : ''}`;
   });
   holder.replaceChildren(node);
