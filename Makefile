@@ -27,8 +27,8 @@ docs: $(READY)
 browser:
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
 	{ command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && \
-	DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium chromium-driver \
-	>/dev/null 2>&1 || echo "Chromium is not there and cannot be installed here: tests of the report in it are skipped"; }
+	{ apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium chromium-driver \
+	; } >/dev/null 2>&1 || echo "Chromium is not there and cannot be installed here: tests of the report in it are skipped"; }
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -52,6 +52,7 @@ def export(
             batch = _batch(result, client) if example is None else example
             if len(batch) < _SAMPLES:
                 batch = batch.repeat(_SAMPLES, *[1] * (batch.ndim - 1))
+            _separate(model)
             write, read = _PROGRAMS[format]
             write(model, batch[:2], part)
             _check(model, read(part), batch[:_SAMPLES])
@@ -67,6 +68,12 @@ def _save_tensors(model: nn.Module, path: Path) -> None:
     back = load(path.read_bytes())
     if back.keys() != state.keys() or not all(torch.equal(back[name], tensor) for name, tensor in state.items()):
         raise ModelError(f"{path} does not hold what was written to it: is the disk full or broken?")
+
+
+def _separate(model: nn.Module) -> None:
+    """Give every tensor memory of its own: a program's file stores views into a common one with more ado."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
 
 
 def _batch(result: Result, client: int | str) -> Tensor:

@@ -193,6 +193,7 @@ def _run(one: Shown, partitions: dict[str, Any], budget: int) -> dict[str, Any]:
         "layers": layer_facts(records, masks, scores, budget),
         "decisions": len(decided_rounds(records)),
         "personal": sorted(split.personal_tensors),
+        "skipped": sum("skipped" in r for r in records),
         "left_out": sum(len(r.get("left_out", {})) for r in records),
         "seconds": _seconds(folder),
         "bytes": traffic(config, records, splits),

@@ -35,7 +35,8 @@ def traffic(
     up = down = measured = total = 0.0
     visits = 0
     for record in records:
-        number, people = record["round"], len(record.get("cohort", ()))
+        number = record["round"]
+        people = len(record.get("cohort", ())) - len(record.get("left_out", ()))  # who took part to the end
         before, after = splits.get(number - 1, start), splits[number]
         extra = _measured(config["settings"]["method"]["name"], record.get("split", {}), start)
         sent = shared_bytes(after) if number > 0 else 0  # a static method's round 0 sends what it measures only

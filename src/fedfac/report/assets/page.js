@@ -26,7 +26,7 @@ function showFilters() {
 function showRuns() {
   const head = ['method', 'setting', 'seed', 'rounds', 'options', 'clients left out', 'folder'];
   const rows = facts.runs.map((run) => make('tr', {}, make('th', { scope: 'row' }, run.method),
-    ...[run.setting || '–', String(run.seed), `${run.done} of ${run.rounds}`, run.options.filter(([key]) => key !== 'name').map(([k, v]) => `${k}=${v}`).join(', ') || '–',
+    ...[run.setting || '–', String(run.seed), `${run.done} of ${run.rounds}${run.skipped ? `, ${run.skipped} skipped` : ''}`, run.options.filter(([key]) => key !== 'name').map(([k, v]) => `${k}=${v}`).join(', ') || '–',
       String(run.left_out), run.folder].map((text) => make('td', {}, text))));
   $('runs').replaceChildren(make('table', {}, make('thead', {}, make('tr', {}, ...head.map((t) => make('th', { scope: 'col' }, t)))), make('tbody', {}, ...rows)));
 }
