@@ -173,6 +173,7 @@ def test_regression_and_lazy_clients_have_a_page_too(tmp_path: Path) -> None:
     assert partition["train"] == [None] * 3
     assert partition["counts"] is None
     assert "mse" in report.html(facts)
+    assert "Accuracy over all test samples" not in facts["note"]
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

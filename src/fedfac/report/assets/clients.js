@@ -5,6 +5,7 @@ function showClients(view) {
   const column = facts.runs.some((run) => run.clients.accuracy.some((v) => v !== null)) ? 'accuracy' : 'loss';
   if (!facts.runs.some((run) => run.clients[column].some((v) => v !== null))) return;
   $('clients').hidden = false;
+  if (column === 'loss') $('clients-figure').textContent = 'Loss';
   drawn(() => {
     const rows = view.methods().map((label) => ({
       label, index: methodIndex.get(label),
@@ -76,7 +77,8 @@ function clientRows(runs, column, base, view) {
     for (const run of runs) {
       const value = row[`v ${run.method}`] = run.clients[column][i];
       const other = reference ? reference.clients[column][i] : null;
-      row[`g ${run.method}`] = value === null || other === null ? null : value - other;
+      const better = column === 'loss' ? -1 : 1; // a gain is a higher accuracy or a lower loss
+      row[`g ${run.method}`] = value === null || other === null ? null : better * (value - other);
     }
     return row;
   });

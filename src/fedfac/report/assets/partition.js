@@ -35,7 +35,7 @@ function paintPartition(holder, readout, part, sizes, text) {
     const step = Math.ceil(14 / row);
     for (let k = 0; k < classes; k += step) pen.fillText(called(k).slice(0, 17), 4, (k + 0.5) * row + 4);
   }
-  pen.fillText(`${part.counts ? 'class ↑  ' : 'samples ↑  '}client →${every > 1 ? `  (every ${every}th shown)` : ''}`, left, height - 10);
+  pen.fillText(`${part.counts ? 'class ↑  ' : 'samples ↑  '}client →${every > 1 ? `  (one in ${every} shown)` : ''}`, left, height - 10);
   pen.fillStyle = computed('--shared');
   clients.forEach((client, i) => {
     const x = left + (i + 0.5) * cell;
