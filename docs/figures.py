@@ -90,7 +90,7 @@ def one_round() -> None:
         parts += [box(x, 46, 195, 92), text(x + 97, 72, head, size=15)]
         parts += [text(x + 97, 98, one, size=12, fill=FAINT), text(x + 97, 116, two, size=12, fill=FAINT)]
     parts.append("<line x1='20' x2='880' y1='194' y2='194' stroke='#c2185b' stroke-dasharray='7 5'/>")
-    parts.append(text(878, 186, "only sums over the cohort cross this line", size=14, fill="#c2185b", anchor="end"))
+    parts.append(text(878, 186, "only sums are needed beyond this line", size=14, fill="#c2185b", anchor="end"))
     parts += [
         arrow(225, 296, 243, 296),
         arrow(342, 248, 342, 142),
