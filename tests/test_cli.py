@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import fedfac
-from fedfac.cli import main
+from fedfac.cli import COMMANDS, main
 
 QUICK = ["--clients", "6", "--rounds", "3", "--cohort", "3", "--epochs", "1"]
 COMMAND = [sys.executable, "-c", "import sys; from fedfac.cli import main; sys.exit(main())"]
@@ -43,11 +43,11 @@ def test_help_does_not_import_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("[False, False]\n")
-    for command in ("demo", "run", "compare", "resume", "newcomers", "data", "inspect"):
+    for command in COMMANDS:
         assert command in done.stdout
 
 
-@pytest.mark.parametrize("command", ["demo", "run", "compare", "resume", "newcomers", "data", "inspect"])
+@pytest.mark.parametrize("command", list(COMMANDS))
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], command: str) -> None:
     status, out, _ = call(capsys, command, "--help")
     assert status == 0
@@ -182,6 +182,19 @@ def test_control_c_saves_and_says_how_to_go_on() -> None:
     done = len(Path("long/metrics.jsonl").read_text().splitlines())
     assert done >= 1
     assert main(["resume", "long", "--rounds", str(done + 1), "--quiet"]) == 0
+
+
+@pytest.mark.parametrize("surroundings", [{}, {"FORCE_COLOR": "1"}, {"CI": "true", "TERM": "dumb"}])
+def test_a_log_gets_plain_lines_and_no_control_characters(
+    surroundings: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in surroundings.items():
+        monkeypatch.setenv(name, value)
+    arguments = ["compare", "--methods", "fedavg,fedfac", *QUICK, "--time-rounds", "0", "--out", "c", "--json"]
+    status, out, err = call(capsys, *arguments)
+    assert status == 0
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", out + err)
+    assert "round 6/6" in err
 
 
 def test_on_a_terminal_there_is_a_live_bar() -> None:

@@ -131,7 +131,7 @@ def test_standardised(values: list[float]) -> None:
         ("x,y\n", "has no rows; its columns are ['x', 'y']"),
         ("x,y\n1,0\n2\n", "Expected 2 columns, got 1"),
         ("x,y\n1,0\n2,\n", "label 'y' is missing in 1 of 2 rows, the first is row 1"),
-        ("x,z,y\n1,,0\n2,,1\n", "column 'z' is empty in all 2 rows: name it in drop"),
+        ("x,z,y\n1,,0\n2,,1\n", "column 'z' is empty in all 2 rows: leave it out (--drop; in Python drop=)"),
         ("x,x,y\n1,2,0\n", "several columns of the name 'x'"),
         ("y\n1\n", "has no input columns beside ['y']"),
         ("x,y\ninf,1\n2,0\n", "column 'x' is infinite in 1 rows, the first is row 0"),

@@ -21,6 +21,9 @@ COMMANDS = {
     "bench": "time it against a plain loop and against the limit, as ratios in one run",
     "deploy": "train over a real network with Flower: set it up, try it here, use a node's model",
     "inspect": "show a run: how layers were split, how that changed, who does well and who badly",
+    "report": "write one HTML page for a run or a comparison: curves, clients, the split round by round",
+    "export": "write a client's model as safetensors, torch.export or ONNX",
+    "doctor": "say what is installed, what is missing, and what to do about it",
 }
 
 

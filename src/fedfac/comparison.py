@@ -192,8 +192,11 @@ def p_value(one: Sequence[Cell], other: Sequence[Cell]) -> float:
     from scipy.stats import wilcoxon
 
     differences: list[float] = []
-    for a, b in zip(one, other, strict=True):
-        mine, theirs = client_accuracies(a), client_accuracies(b)
+    by_seed = {cell.seed: cell for cell in other}
+    for a in one:
+        if a.seed not in by_seed:  # runs that were not planned together
+            continue
+        mine, theirs = client_accuracies(a), client_accuracies(by_seed[a.seed])
         differences += [mine[client] - theirs[client] for client in sorted(mine.keys() & theirs.keys())]
     changed = [d for d in differences if d != 0]
     return float(wilcoxon(changed, alternative="less").pvalue) if changed else 1.0

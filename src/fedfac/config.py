@@ -34,6 +34,7 @@ class DataConfig:
     classes: str | None = _option(
         None, "all classes of a file or folder of your own in order, 'no,yes'; or their number, if labels are 0, 1, ..."
     )
+    drop: str | None = _option(None, "columns of a file of your own that are no inputs: 'id,name'")
     partition: str = _option(
         "auto",
         "how it is cut into clients: natural (writer, role, person, hospital), dirichlet, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from fedfac.data.federation import Federation, numbers
 from fedfac.engine.store import Elsewhere
 from fedfac.errors import ModelError, RunError
 from fedfac.method import Loss, Method
+from fedfac.observers import Observer
 from fedfac.preflight import hold_out_newcomers, json_like, name_of
 from fedfac.result import Result
 from fedfac.rounds import Record, Session, Settings
@@ -55,10 +56,12 @@ def run(
     lanes: int | None = None,
     device: str | torch.device | None = None,
     on_round: Callable[[Record], None] | None = None,
+    observers: Sequence[Observer] = (),
     should_stop: Callable[[], bool] | None = None,
 ) -> Result:
     """Train what a config asks for."""
-    return session(config, out=out, resume=resume, lanes=lanes, device=device).drive(on_round, should_stop)
+    asked = session(config, out=out, resume=resume, lanes=lanes, device=device, observers=observers)
+    return asked.drive(on_round, should_stop)
 
 
 def session(
@@ -68,6 +71,7 @@ def session(
     resume: bool = False,
     lanes: int | None = None,
     device: str | torch.device | None = None,
+    observers: Sequence[Observer] = (),
     **changes: Any,
 ) -> Session:
     """The run that a config asks for, to be gone through round by round; ``changes`` replace keys of [train]."""
@@ -77,7 +81,15 @@ def session(
     asked = {**vars(config.train), **changes}
     local = {field.name: asked[field.name] for field in fields(Local) if field.name in asked}
     rest = {name: value for name, value in asked.items() if name not in local}
-    settings = Settings(**rest, out=out, resume=resume, lanes=lanes, device=device, origin=config.to_dict())
+    settings = Settings(
+        **rest,
+        out=out,
+        resume=resume,
+        lanes=lanes,
+        device=device,
+        origin=config.to_dict(),
+        observers=observers,
+    )
     return Session(model, federation, method, Local(**local, loss=loss_of(federation.classes)), settings)
 
 

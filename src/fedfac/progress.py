@@ -13,6 +13,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 _SECONDS_BETWEEN_LINES = 10.0
 
 
+def is_live(console: Console) -> bool:
+    """Whether a bar can be drawn over and over: a real terminal that obeys, whatever FORCE_COLOR says in a CI job."""
+    return console.file.isatty() and not console.is_dumb_terminal
+
+
+def plain(console: Console, text: str) -> None:
+    """A line without any control character."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 class RoundProgress:
     """Shows rounds, loss, accuracy, share of elements shared, and the time left, on standard error."""
 
@@ -24,7 +34,7 @@ class RoundProgress:
         self._last_line = monotonic()
         self._bar: Progress | None = None
         self._task = TaskID(0)
-        if not quiet and self.console.is_terminal:
+        if not quiet and is_live(self.console):
             self._bar = Progress(
                 TextColumn("{task.description:<16}"),
                 BarColumn(bar_width=24),
@@ -77,7 +87,7 @@ class RoundProgress:
     def say(self, text: str) -> None:
         """A line beside the bar."""
         if not self.quiet:
-            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+            plain(self.console, text)
 
 
 class Steps:
@@ -87,7 +97,7 @@ class Steps:
         self._console = Console(file=sys.stderr)
         self._quiet, self._total, self._done = quiet, total, 0
         self._bar: Progress | None = None
-        if not quiet and self._console.is_terminal:
+        if not quiet and is_live(self._console):
             self._bar = Progress(console=self._console)
             self._task = self._bar.add_task(title, total=total)
 
@@ -106,4 +116,4 @@ class Steps:
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, description=name)
         elif not self._quiet:
-            self._console.print(f"{self._done}/{self._total} {name}", highlight=False, markup=False, soft_wrap=True)
+            plain(self._console, f"{self._done}/{self._total} {name}")

@@ -33,6 +33,7 @@ from fedfac.errors import ConfigError, TooFewRepliesError, TrainingError
 from fedfac.method import Loss, Method, at_least_one
 from fedfac.methods import fedfac as default_method
 from fedfac.numerics import Numerics
+from fedfac.observers import Observer, told
 from fedfac.preflight import (
     check_fits,
     cohort_size,
@@ -75,6 +76,7 @@ class Settings:
     stack: bool | None = None
     engine: Callable[[LaneEngine], Engine] | None = None
     origin: Mapping[str, Any] | None = None
+    observers: Sequence[Observer] = ()
 
 
 def fit(
@@ -106,6 +108,7 @@ def fit(
     deterministic: bool = False,
     stack: bool | None = None,
     on_round: Callable[[Record], None] | None = None,
+    observers: Sequence[Observer] = (),
     should_stop: Callable[[], bool] | None = None,
     engine: Callable[[LaneEngine], Engine] | None = None,
     origin: Mapping[str, Any] | None = None,
@@ -147,6 +150,8 @@ def fit(
         clients of a small fully connected model are trained as one. ``"auto"`` (for ``stack`` None) is a fixed rule.
     on_round
         Called with the record of every round.
+    observers
+        Followers of the whole run: :mod:`fedfac.observers` has TensorBoard, MLflow and Weights & Biases.
     should_stop
         Asked after every round; True ends the run there. It can be resumed.
     engine
@@ -182,6 +187,7 @@ def fit(
         stack=stack,
         engine=engine,
         origin=origin,
+        observers=observers,
     )
     return Session(model, federation, method, local, settings).drive(on_round, should_stop)
 
@@ -226,7 +232,8 @@ class Session:
             self.evaluate_every = settings.evaluate_every or evaluation_interval(
                 federation, self.tested, self.cohort, self.plan, local.epochs
             )
-        self.run = self._open_run(start, metrics)
+        self.about = self._about(metrics)
+        self.run = self._open_run(start)
         self.records: list[Record] = []
         self.masks: dict[int, Mapping[str, tuple[bool, ...]]] = {}
         self.client_table: list[dict[str, Any]] = []
@@ -273,9 +280,10 @@ class Session:
         self, on_round: Callable[[Record], None] | None = None, should_stop: Callable[[], bool] | None = None
     ) -> Result:
         """Go through all rounds that are left, close, and return what came out."""
-        with self:
+        with self, told(self.settings.observers, self.about, lambda: self.finished) as tell:
             while not self.finished:
                 record = self.step()
+                tell(record)
                 if on_round is not None:
                     on_round(record)
                 if should_stop is not None and should_stop():
@@ -396,7 +404,22 @@ class Session:
         self.client_table = self.run.clients()
         self.next_round = saved.round + 1
 
-    def _open_run(self, start: State, metrics: Mapping[str, evaluate.Metric]) -> RunDirectory | None:
+    def _about(self, metrics: Mapping[str, evaluate.Metric]) -> dict[str, Any]:
+        """What makes this run this run: it can be gone on with only if all of it is the same."""
+        return {
+            "method": self.method.describe(),
+            "local": self.local.describe(),
+            "cohort": self.cohort,
+            "seed": self.seed,
+            "evaluate_every": self.evaluate_every,
+            "evaluate_clients": self.settings.evaluate_clients,
+            "metrics": list(metrics),
+            "newcomers": self.settings.newcomers,
+            "clients": len(self.federation),
+            "data": self.federation.fingerprint,
+        }
+
+    def _open_run(self, start: State) -> RunDirectory | None:
         from fedfac import __version__
 
         settings = self.settings
@@ -404,22 +427,10 @@ class Session:
             if settings.resume:
                 raise ConfigError("resume=True needs out=, the folder of the run to go on with")
             return None
-        asked = {
-            "method": self.method.describe(),
-            "local": self.local.describe(),
-            "cohort": self.cohort,
-            "seed": self.seed,
-            "evaluate_every": self.evaluate_every,
-            "evaluate_clients": settings.evaluate_clients,
-            "metrics": list(metrics),
-            "newcomers": settings.newcomers,
-            "clients": len(self.federation),
-            "data": self.federation.fingerprint,
-        }
         config = {
             "version": __version__,
             "rounds": settings.rounds,
-            "settings": asked,
+            "settings": self.about,
             "tensors": {name: [list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in start.items()},
             "split": self.plan.split.to_json(),
             "names": None if are_numbers(self.federation.names) else list(self.federation.names),
@@ -432,7 +443,7 @@ class Session:
         found = read_config(settings.out)
         saved = {name: torch.empty(size, dtype=getattr(torch, kind)) for name, (size, kind) in found["tensors"].items()}
         check_same_tensors(start, saved)
-        check_same_run(Path(settings.out), found["settings"], json_like(asked))
+        check_same_run(Path(settings.out), found["settings"], json_like(self.about))
         return RunDirectory.resume(settings.out, rounds=settings.rounds)
 
 

@@ -344,7 +344,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text())
     except FileNotFoundError as error:
-        raise RunError(f"{path} holds no run: there is no {file.name} in it") from error
+        raise RunError(f"{path} holds no run: there is no {file.name} in it{_runs_in(path)}") from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RunError(f"{file} cannot be read ({error}); nothing was changed") from error
     found = config.get("format") if isinstance(config, dict) else None
@@ -354,6 +354,13 @@ def read_config(path: str | Path) -> dict[str, Any]:
             f"Use the version that wrote it ({config.get('version', 'unknown') if isinstance(config, dict) else '?'})."
         )
     return dict(config)
+
+
+def _runs_in(path: Path) -> str:
+    """The runs of a comparison, for somebody who named the folder of all of them."""
+    runs = sorted(str(found.parent) for found in path.glob("**/config.json"))
+    more = f" and {len(runs) - 5} more" if len(runs) > 5 else ""
+    return f". Name one of the runs in it: {', '.join(runs[:5])}{more}" if runs else ""
 
 
 def check_same_run(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:

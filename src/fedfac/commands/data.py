@@ -68,6 +68,7 @@ def gather(federation: Federation) -> dict[str, Any]:
         "names": list(federation.names),
         "sizes": sizes,
         "counts": counts,
+        "class_names": None if federation.class_names is None else list(federation.class_names),
     }
 
 
@@ -86,7 +87,7 @@ def show(facts: dict[str, Any], *, png: str | None = None) -> None:
     if facts["counts"] is None:
         console.print(picture.terminal_sizes(facts["sizes"], facts["names"]))
     else:
-        console.print(picture.terminal(np.array(facts["counts"]), facts["names"]))
+        console.print(picture.terminal(np.array(facts["counts"]), facts["names"], facts["class_names"]))
     console.print(sentence(facts), highlight=False, soft_wrap=True)
     if png is not None:
         console.print(f"drawn in {png}", highlight=False, markup=False, soft_wrap=True)
@@ -97,7 +98,7 @@ def draw(facts: dict[str, Any], path: str, *, title: str) -> None:
     if facts["counts"] is None:
         table, class_names = np.array(facts["sizes"])[:, None], ["all"]
     else:
-        table, class_names = np.array(facts["counts"]), None
+        table, class_names = np.array(facts["counts"]), facts["class_names"]
     picture.save_png(table, path, names=facts["names"], class_names=class_names, title=title, subtitle=sentence(facts))
 
 

@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from fedfac import methods, models
 from fedfac.config import TYPED_SECTIONS, merged, read_toml, value_type
 from fedfac.errors import ConfigError
 from fedfac.options import reader
+
+if TYPE_CHECKING:
+    from fedfac.observers import Observer
 
 
 def add_experiment_flags(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +66,28 @@ def add_running_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", help="cpu, cuda, ... (default: a GPU if there is one)")
     group.add_argument("--json", action="store_true", help="print the result as JSON for machines")
     group.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def add_observer_flags(parser: argparse.ArgumentParser) -> None:
+    """Who else follows the rounds."""
+    group = parser.add_argument_group("following the run elsewhere (each needs its extra)")
+    group.add_argument("--tensorboard", action="store_true", help="event files in DIR/tensorboard")
+    group.add_argument("--mlflow", action="store_true", help="an MLflow run, where MLFLOW_TRACKING_URI says")
+    group.add_argument("--wandb", action="store_true", help="a Weights & Biases run; WANDB_MODE=offline keeps it here")
+
+
+def observers_of(arguments: argparse.Namespace, out: str | Path) -> list[Observer]:
+    """The observers that were asked for; what is not installed fails before anything is written."""
+    from fedfac import observers
+
+    found: list[Observer] = []
+    if arguments.tensorboard:
+        found.append(observers.TensorBoard(Path(out) / "tensorboard"))
+    if arguments.mlflow:
+        found.append(observers.MLflow(str(out)))
+    if arguments.wandb:
+        found.append(observers.WandB(str(out), folder=out))
+    return found
 
 
 def read_config(arguments: argparse.Namespace, *, methods_asked: str | None = None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedfac import comparison, experiment
 from fedfac.commands import compare
 from fedfac.commands import run as run_command
-from fedfac.commands.flags import add_running_flags
+from fedfac.commands.flags import add_observer_flags, add_running_flags
 from fedfac.errors import ConfigError
 
 
@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dir", metavar="DIR", help="the run directory, or the folder of a comparison")
     parser.add_argument("--rounds", type=int, help="go on to that many rounds in all (a run only)")
     add_running_flags(parser)
+    add_observer_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -25,6 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
     if comparison.is_comparison(Path(arguments.dir)):
         if arguments.rounds is not None:
             raise ConfigError("--rounds cannot be changed for a comparison: all its methods train for the same number")
+        if arguments.tensorboard or arguments.mlflow or arguments.wandb:
+            raise ConfigError("a comparison is not followed elsewhere; 'fedfac report' shows it, also while it trains")
         return compare.go_on(comparison.load(Path(arguments.dir)), arguments)
     config = experiment.config_of(arguments.dir)
     if arguments.rounds is not None:

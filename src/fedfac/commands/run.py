@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 from fedfac import experiment, methods
-from fedfac.commands.flags import add_experiment_flags, add_running_flags, free_folder, read_config, stop_on_interrupt
+from fedfac.commands.flags import (
+    add_experiment_flags,
+    add_observer_flags,
+    add_running_flags,
+    free_folder,
+    observers_of,
+    read_config,
+    stop_on_interrupt,
+)
 from fedfac.commands.show import print_result, result_json
 from fedfac.config import Config
 from fedfac.progress import RoundProgress
@@ -18,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="the run directory (default: runs/DATA-METHOD-N)")
     add_experiment_flags(parser)
     add_running_flags(parser)
+    add_observer_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -27,12 +37,13 @@ def run(arguments: argparse.Namespace) -> int:
         known = methods.options_of(tables.get("method", {}).get("name", "fedfac"))
         tables["method"] = {k: v for k, v in tables.get("method", {}).items() if k == "name" or k in known}
     config = Config.from_dict(tables)
-    out = arguments.out or free_folder(f"{config.data.name}-{config.method_name}")
+    out = arguments.out or free_folder(f"{Path(config.data.name).stem}-{config.method_name}")
     return train(config, arguments, out=str(out), resume=False)
 
 
 def train(config: Config, arguments: argparse.Namespace, *, out: str, resume: bool) -> int:
     """Start or resume a run, with progress and a clean Ctrl-C."""
+    observers = observers_of(arguments, out)
     with (
         RoundProgress(config.method_name, config.train.rounds, quiet=arguments.quiet) as progress,
         stop_on_interrupt(progress.say) as should_stop,
@@ -44,6 +55,7 @@ def train(config: Config, arguments: argparse.Namespace, *, out: str, resume: bo
             lanes=arguments.lanes,
             device=arguments.device,
             on_round=progress,
+            observers=observers,
             should_stop=should_stop,
         )
     if arguments.json:

@@ -117,6 +117,7 @@ class Federation:
         fingerprint: str,
         pool: Pool | None = None,
         parts: Mapping[str, tuple[Index, Index]] | None = None,
+        class_names: Sequence[str] | None = None,
     ) -> None:
         if not len(names):
             raise DataError("a federation needs at least one client; this one has none")
@@ -125,6 +126,7 @@ class Federation:
         self.classes = classes
         self.fingerprint = fingerprint
         self.pool = pool  # the one pool of all clients, where there is one
+        self.class_names = class_names  # what the classes are called, where that is known
         self.parts = parts  # by client, (training, test) sample numbers of the one pool, where there is one
 
     def __len__(self) -> int:
@@ -151,17 +153,37 @@ class Federation:
             data = self._client(index)
             return replace(data, pool=data.pool.to(device) if resident is None else resident)
 
-        return Federation(client, names=self.names, classes=self.classes, fingerprint=self.fingerprint, pool=resident)
+        return Federation(
+            client,
+            names=self.names,
+            classes=self.classes,
+            fingerprint=self.fingerprint,
+            pool=resident,
+            class_names=self.class_names,
+        )
 
     def partition_json(self) -> str | None:
-        """Who has which samples of the pool, as text for the record of a run; None for lazy clients."""
+        """Who has which samples of the pool, as text for the record of a run; None for lazy clients.
+
+        ``counts`` says how many of them are of which class, where the pool holds class labels as they are.
+        """
         if self.parts is None:
             return None
         clients = {
             name: {part: _plain(index) for part, index in zip(("train", "test"), both, strict=True)}
             for name, both in self.parts.items()
         }
-        return json.dumps({"fingerprint": self.fingerprint, "clients": clients})
+        names = None if self.class_names is None else list(self.class_names)
+        counts = self._class_counts()
+        known = {"fingerprint": self.fingerprint, "clients": clients, "counts": counts, "class_names": names}
+        return json.dumps(known)
+
+    def _class_counts(self) -> list[list[int]] | None:
+        if self.classes is None or self.parts is None or not isinstance(self.pool, ArrayPool):
+            return None
+        labels = self.pool.targets
+        owned = [torch.cat([_indices(train), _indices(test)]) for train, test in self.parts.values()]
+        return [torch.bincount(labels[index].flatten().cpu(), minlength=self.classes).tolist() for index in owned]
 
     @classmethod
     def from_arrays(
@@ -321,6 +343,7 @@ class Federation:
         fingerprint: str,
         validation_share: float = 0.0,
         augment: Augment | None = None,
+        class_names: Sequence[str] | None = None,
         seed: int = 0,
     ) -> Federation:
         """Clients as sample numbers of one pool: by name, (training, test). ``range`` needs no memory.
@@ -352,7 +375,15 @@ class Federation:
 
         if validation_share:
             client(0)  # a share that is out of range fails now
-        return cls(client, names=names, classes=classes, fingerprint=check.hexdigest(), pool=pool, parts=parts)
+        return cls(
+            client,
+            names=names,
+            classes=classes,
+            fingerprint=check.hexdigest(),
+            pool=pool,
+            parts=parts,
+            class_names=class_names,
+        )
 
     @classmethod
     def _pooled(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,14 @@ import numpy as np
 
 from fedfac.config import DataConfig
 from fedfac.data import partition
-from fedfac.data.federation import Federation, Index
+from fedfac.data.federation import ArrayPool, Federation, Index
 from fedfac.data.samples import Samples
 from fedfac.errors import ConfigError, DataError, did_you_mean
 from fedfac.seeds import stream
+
+log = logging.getLogger(__name__)
+CLIENTS = 100  # that data without clients of its own is cut into
+FEW = 20  # a label with no more distinct whole numbers than this is probably meant as classes
 
 
 @dataclass(frozen=True)
@@ -24,7 +30,7 @@ class Known:
 
     loader: str  # module and function below fedfac.data; imported when it is needed
     model: str
-    clients: int = 100
+    clients: int = CLIENTS
     augments: bool = False
 
 
@@ -39,7 +45,7 @@ SOURCES: Mapping[str, Known] = {
     "hapt": Known("tables.hapt", "signal-cnn"),
     "heart": Known("tables.heart", "mlp"),
 }
-_PARAMETERS = {
+PARAMETERS = {
     "dirichlet": ("alpha",),
     "dirichlet-by-class": ("alpha",),
     "quantity": ("alpha",),
@@ -63,6 +69,7 @@ def federate(samples: Samples, config: DataConfig, *, seed: int) -> Federation:
         fingerprint=samples.fingerprint,
         validation_share=config.validation_share,
         augment=samples.augment,
+        class_names=samples.class_names,
         seed=seed,
     )
 
@@ -76,25 +83,55 @@ def load_samples(config: DataConfig) -> Samples:
             options["augment"] = config.augment
         elif config.augment:
             raise ConfigError(f"augment is for images; {config.name!r} has none that are augmented")
-        return _loader(known.loader)(**options)
+        samples: Samples = _loader(known.loader)(**options)
+        return samples
     path = Path(config.name)
     if path.is_dir():
-        return _loader("folders.image_folder")(path, classes=config.class_names)
+        folder: Samples = _loader("folders.image_folder")(path, classes=config.class_names)
+        return folder
     if path.suffix in (".csv", ".parquet"):
-        if config.label is None:
-            raise ConfigError(f"say which column of {path} is the label: --label NAME")
-        return _loader("tables.csv_or_parquet")(
-            path, label=config.label, client=config.client, classes=config.class_names
-        )
+        return _own_table(path, config)
     raise ConfigError(
         f"there is no data set {config.name!r}, and no such CSV file, parquet file or folder. "
         f"{did_you_mean(config.name, SOURCES)}"
     )
 
 
-def _loader(where: str) -> Callable[..., Samples]:
+def _own_table(path: Path, config: DataConfig) -> Samples:
+    if config.label is None:
+        columns = ", ".join(_loader("tables.columns_of")(path))
+        raise ConfigError(f"say which column of {path} is the label: --label NAME. Its columns: {columns}.")
+    drop = [name.strip() for name in (config.drop or "").split(",") if name.strip()]
+    samples: Samples = _loader("tables.csv_or_parquet")(
+        path, label=config.label, client=config.client, drop=drop, classes=config.class_names
+    )
+    if samples.classes is None and _look_like_classes(samples):
+        _note(f"the label {config.label!r} holds real numbers: this is regression. For classes write 0 and 1, or text")
+    if config.client is None and config.partition == "auto":
+        _note(
+            f"no client column was named, so {path} is cut into {config.clients or CLIENTS} clients at random "
+            "(--partition dirichlet). Name the column that says whose row it is: --client NAME"
+        )
+    return samples
+
+
+def _look_like_classes(samples: Samples) -> bool:
+    """Whether real targets are a few whole numbers, such as 0.0 and 1.0."""
+    if not isinstance(samples.pool, ArrayPool):
+        return False
+    values = np.unique(samples.pool.targets.numpy())
+    return len(values) <= FEW and bool((values == values.round()).all())
+
+
+@cache
+def _note(text: str) -> None:
+    """Something that a user may not have meant, said once in a process."""
+    log.warning("note: %s", text)
+
+
+def _loader(where: str) -> Callable[..., Any]:
     module, _, function = where.partition(".")
-    found: Callable[..., Samples] = getattr(importlib.import_module(f"fedfac.data.{module}"), function)
+    found: Callable[..., Any] = getattr(importlib.import_module(f"fedfac.data.{module}"), function)
     return found
 
 
@@ -115,8 +152,8 @@ def cut(samples: Samples, config: DataConfig, *, seed: int) -> dict[str, tuple[I
     if samples.labels is None:
         raise DataError(f"{samples.name} has no class labels to cut it by {how!r}: use its natural clients")
     function = partition.by_name(how)
-    clients = config.clients or (SOURCES[config.name].clients if config.name in SOURCES else 100)
-    parameters = {name: getattr(config, name) for name in _PARAMETERS.get(how, ())}
+    clients = config.clients or (SOURCES[config.name].clients if config.name in SOURCES else CLIENTS)
+    parameters = {name: getattr(config, name) for name in PARAMETERS.get(how, ())}
     parts = function(samples.labels, clients=clients, seed=seed, **parameters)
     return {
         str(i): partition.hold_out(part, config.test_share, seed=seed, client=i, purpose="test")

@@ -65,6 +65,11 @@ def csv_or_parquet(
     return _samples(path.stem, ArrayPool(torch.from_numpy(inputs), targets), names, owners)
 
 
+def columns_of(path: str | Path) -> list[str]:
+    """The names of a table's columns."""
+    return list(_read(Path(path)).column_names)
+
+
 def _samples(name: str, pool: ArrayPool, names: tuple[str, ...] | None, owners: npt.NDArray[Any] | None) -> Samples:
     return Samples(
         name=name,
@@ -124,9 +129,15 @@ def _check_columns(path: Path, table: Any, label: str, client: str | None, drop:
         raise ConfigError(f"drop is the text {drop!r}; give a list of columns: [{drop!r}]")
     for name in (label, *([] if client is None else [client]), *drop):
         if name not in known:
-            raise DataError(f"{path} has no column {name!r}. {did_you_mean(name, known)}")
+            raise DataError(f"{path} has no column {name!r}. {did_you_mean(name, known)}{_separated(known)}")
     if label in drop or client in drop or label == client:
         raise ConfigError(f"label {label!r}, client {client!r} and drop {list(drop)} must be different columns")
+
+
+def _separated(columns: Sequence[str]) -> str:
+    """What may be wrong with a table of one column."""
+    other = next((c for c in ";\t|" if len(columns) == 1 and c in columns[0]), None)
+    return "" if other is None else f" Its columns seem to be separated by {other!r}: write the file with commas."
 
 
 # ---------------------------------------------------------------- columns
@@ -163,7 +174,7 @@ def _feature(column: Any, where: str) -> Features:
     """A column as (n, 1) standardised numbers, or (n, distinct) zeros and ones."""
     column = _plain(column)
     if column.null_count == len(column):
-        raise DataError(f"{where} is empty in all {len(column)} rows: name it in drop")
+        raise DataError(f"{where} is empty in all {len(column)} rows: leave it out (--drop; in Python drop=)")
     if _is_text(column.type):
         return _one_hot(column, where)
     if _is_real(column.type) or _is_counted(column.type):
@@ -189,7 +200,7 @@ def standardise(values: Numbers, where: str) -> Features:
     """
     known = ~np.isnan(values)
     if not known.any():
-        raise DataError(f"{where} is empty in all {len(values)} rows: name it in drop")
+        raise DataError(f"{where} is empty in all {len(values)} rows: leave it out (--drop; in Python drop=)")
     infinite = np.flatnonzero(np.isinf(values))
     if len(infinite):
         raise DataError(f"{where} is infinite in {len(infinite)} rows, the first is row {infinite[0]}: clean it first")
@@ -210,7 +221,7 @@ def _one_hot(column: Any, where: str) -> Features:
     if len(names) > DISTINCT:
         raise DataError(
             f"{where} has {len(names)} distinct texts; allowed: {DISTINCT}, because each becomes an input. "
-            "Name it in drop, or as the client"
+            "Leave it out (--drop; in Python drop=), or name it as the client"
         )
     return np.stack([values == name for name in names], axis=1).astype(np.float32)
 

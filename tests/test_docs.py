@@ -1,0 +1,68 @@
+"""The documentation builds without a broken link, and what it tells people to run runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedfac.cli import main
+
+ROOT = Path(__file__).parent.parent
+BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", ["tutorial.md", "extending.md"])
+def test_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for kind, text in BLOCK.findall((ROOT / "docs" / page).read_text()):
+        if kind == "python":
+            exec(compile(text, page, "exec"), names)
+            continue
+        for line in text.splitlines():
+            if line.startswith("fedfac "):
+                assert main(shlex.split(line, comments=True)[1:]) == 0, line
+    if page == "tutorial.md":
+        assert names["result"].accuracy > 0.6
+        assert Path("runs/clinics/report.html").exists()
+        assert Path("north.pt2").exists()
+
+
+def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'fedfac[docs]'")
+    pytest.importorskip("material")
+    pytest.importorskip("mkdocstrings")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pages = {path.name: path.read_text() for path in (tmp_path / "site").glob("*.html")}
+    assert "Train a personalised model for every client" in pages["api.html"]
+    loaded = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=["']?(https?:)?//""")
+    assert [name for name, text in pages.items() if loaded.search(text)] == []
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / "README.md").read_text())
+    assert len(links) > 10
+    assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
+
+
+def test_the_readme_shows_the_figures_of_the_results_page() -> None:
+    readme, results = (ROOT / "README.md").read_text(), (ROOT / "docs" / "results.md").read_text()
+    rows = {"phones": "## People with phones", "four hospitals": "## Four hospitals", "FEMNIST": "## FEMNIST"}
+    methods = ["FedAvg", "local only", "FedPer", "FedFac dynamic"]
+    for start, heading in rows.items():
+        row = re.search(rf"^\| {start}.*$", readme, re.MULTILINE)
+        assert row is not None
+        shown = [cell.strip(" *") for cell in row[0].strip("|").split("|")[1:]]
+        section = results.split(heading)[1].split("\n## ")[0]
+        for method, figure in zip(methods, shown, strict=True):
+            line = re.search(rf"^\| {method} \|[ *]*(\.\d+)", section, re.MULTILINE)
+            assert line is not None
+            assert line[1] == figure
