@@ -18,6 +18,7 @@ COMMANDS = {
     "resume": "go on with a run or a comparison that was stopped or killed",
     "newcomers": "serve the clients that were kept out of training, by each method's own rule",
     "data": "look at the data of an experiment: who has how many samples of which classes",
+    "study": "run one of the paper's studies again: tables, figures and a page that says what came out",
     "inspect": "show a run: how layers were split, how that changed, who does well and who badly",
 }
 
