@@ -243,34 +243,34 @@ def test_a_trial_that_another_process_trains_is_left_alone(tmp_path: Path) -> No
     first, second = one._take(stage), one._take(stage)
     assert first is not None
     assert second is not None
-    assert {first[1].number, second[1].number} == {0, 1}
+    assert {first[0].number, second[0].number} == {0, 1}
     assert one._take(stage) is None
-    first[2].release()  # its process has died
+    first[1].release()  # its process has died
     again = one._take(stage)
     assert again is not None
-    assert again[1].number == first[1].number
-    again[2].release()
-    second[2].release()
+    assert again[0].number == first[0].number
+    again[1].release()
+    second[1].release()
 
 
 def test_joint_search_prunes_and_draws_the_same_again(tmp_path: Path) -> None:
     tables = {**TABLES, "train": {**TABLES["train"], "rounds": 8}}
     space = {"layers": ["fc1", "fc2", "fc1+fc2"], "tau": ["0%", "50%", "inf"], "kappa": [0.75, 0.85]}
-    asked = search(tmp_path / "s", tables=tables, space=space, mode="joint", trials=12)
+    asked = search(tmp_path / "s", tables=tables, space=space, mode="joint", trials=9)
     found = worker.run(asked)
     assert found.finished
     (stage,) = stages.stages(asked)
     trials = stage.trials()
     states = [trial.state.name for trial in trials]
-    assert len(states) == 12
+    assert len(states) == 9
     assert set(states) == {"COMPLETE", "PRUNED"}
     for trial in trials:
         if trial.state.name == "PRUNED":
             assert len(trial.intermediate_values) < 8  # it did save rounds
     best = max(t.value for t in trials if t.value is not None)
     assert max(row.score or 0 for row in found.tables["tau"]) == best
-    assert sum(row.trials for row in found.tables["tau"]) == 12
-    again = worker.run(search(tmp_path / "t", tables=tables, space=space, mode="joint", trials=12))
+    assert sum(row.trials for row in found.tables["tau"]) == 9
+    again = worker.run(search(tmp_path / "t", tables=tables, space=space, mode="joint", trials=9))
     assert again == found
 
 

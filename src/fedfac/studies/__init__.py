@@ -18,4 +18,9 @@ class Known:
     about: str
 
 
-STUDIES: Mapping[str, Known] = {}
+STUDIES: Mapping[str, Known] = {
+    "ablation": Known("ablation.study", "elements masked at random, and random splits (paper 5.5)"),
+    "features": Known("features.study", "feature maps of personal and shared channels (paper 5.6)"),
+    "cost": Known("cost.study", "training loss, time and bytes against FedAvg (paper 5.4)"),
+    "fairness": Known("fairness.study", "accuracy client by client, method by method (paper 5.2)"),
+}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,24 +55,30 @@ class Stage:
     fixed: Mapping[str, Value]
     searched: Mapping[str, tuple[Value, ...]]
 
+    @cached_property
     def study(self) -> optuna.Study:
-        """The stage's study. Its sampler draws from (seed, trials so far): after a kill it draws the same again."""
+        """The stage's study."""
         import optuna
 
-        study = optuna.create_study(
+        return optuna.create_study(
             study_name=self.name,
             storage=_storage(self.search.out / STORAGE),
             direction="maximize" if self.search.maximizes else "minimize",
             load_if_exists=True,
             pruner=optuna.pruners.MedianPruner(n_warmup_steps=self.search.config.train.rounds // 4),
         )
-        number = len(study.get_trials(deepcopy=False))
-        study.sampler = optuna.samplers.TPESampler(seed=key(self.search.config.train.seed, "tune", number) % 2**32)
-        return study
+
+    def ask(self) -> optuna.Trial:
+        """The next trial. The sampler draws from (seed, trials so far): after a kill it draws the same again."""
+        from optuna.samplers import TPESampler
+
+        drawn = key(self.search.config.train.seed, "tune", len(self.trials()))
+        self.study.sampler = TPESampler(seed=drawn % 2**32)
+        return self.study.ask()
 
     def trials(self) -> list[FrozenTrial]:
         """Every trial so far."""
-        return self.study().get_trials(deepcopy=False)
+        return self.study.get_trials(deepcopy=False)
 
     @property
     def size(self) -> int:

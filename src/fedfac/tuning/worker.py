@@ -125,9 +125,9 @@ class _Worker:
             with self._taking:
                 taken = self._take(stage)
             if taken is not None:
-                study, trial, lock = taken
+                trial, lock = taken
                 with lock:
-                    self._train(stage, study, trial)
+                    self._train(stage, trial)
             elif stage.is_finished():
                 return
             else:
@@ -140,7 +140,7 @@ class _Worker:
         from optuna.distributions import BaseDistribution, CategoricalDistribution
         from optuna.trial import create_trial
 
-        study, name = stage.study(), stage.name
+        study, name = stage.study, stage.name
         there = {value_of(trial, name) for trial in stage.trials()}
         for value in stage.searched[name]:
             if value in there:
@@ -152,29 +152,30 @@ class _Worker:
                 among: dict[str, BaseDistribution] = {name: CategoricalDistribution(stage.searched[name])}
                 study.add_trial(create_trial(value=score, params={name: value}, distributions=among))
 
-    def _take(self, stage: Stage) -> tuple[optuna.Study, optuna.Trial, FileLock] | None:
+    def _take(self, stage: Stage) -> tuple[optuna.Trial, FileLock] | None:
         """A trial that nobody trains: one whose process died, else the next one."""
         from optuna.trial import Trial, TrialState
 
-        study, trials = stage.study(), stage.trials()
+        trials = stage.trials()
         for found in trials:
             if found.state == TrialState.RUNNING and (lock := _free(self._lock_of(stage, found.number))):
-                return study, Trial(study, found._trial_id), lock
+                return Trial(stage.study, found._trial_id), lock
         more = stage.name == JOINT and len(trials) < stage.size
         if more or any(trial.state == TrialState.WAITING for trial in trials):
-            trial = study.ask()
+            trial = stage.ask()
             lock = FileLock(self._lock_of(stage, trial.number))
             lock.acquire()
-            return study, trial, lock
+            return trial, lock
         return None
 
     def _lock_of(self, stage: Stage, number: int) -> Path:
         return self._folder / f"{stage.name}-{number}.lock"
 
-    def _train(self, stage: Stage, study: optuna.Study, trial: optuna.Trial) -> None:
+    def _train(self, stage: Stage, trial: optuna.Trial) -> None:
         """One trial, from its beginning or from where it was left."""
         from optuna.trial import TrialState
 
+        study = stage.study
         own: dict[str, Any] = {name: trial.suggest_categorical(name, among) for name, among in stage.searched.items()}
         values = {**stage.fixed, **own}
         known = known_score(self.search, values)
