@@ -18,4 +18,6 @@ class Known:
     about: str
 
 
-STUDIES: Mapping[str, Known] = {}
+STUDIES: Mapping[str, Known] = {
+    "simulation": Known("simulation.study", "does factor analysis find the true decomposition? (paper 4.3)"),
+}
