@@ -20,4 +20,5 @@ class Known:
 
 STUDIES: Mapping[str, Known] = {
     "simulation": Known("simulation.study", "does factor analysis find the true decomposition? (paper 4.3)"),
+    "theory": Known("theory.study", "the theorems' bounds beside what happens (paper 3.3)"),
 }

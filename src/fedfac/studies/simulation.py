@@ -56,7 +56,7 @@ class Scale:
     hidden: int = 200
     samples: int = 100  # for training; as many more for testing
     noise: float = 1.0
-    rounds: int = 50
+    rounds: int = 40
     rate: float = 0.1
     epochs: int = 5
     batch_size: int = 50
@@ -97,7 +97,7 @@ def study(ask: Ask) -> Finding:
     """Train everything, and write down accuracies, kept shares and how well the true set is found."""
     scale = QUICK if ask.quick else FULL
     seeds = ask.seed_list(scale.seeds)
-    worlds = [scale.world(p, alpha, seed) for p, alpha in SETTINGS for seed in seeds]
+    worlds = [scale.world(p, alpha, seed) for seed in seeds for p, alpha in SETTINGS]
     worlds += [replace(scale.world(0.5, 0.4, seed), balanced=False) for seed in seeds[:1]]
     curves: list[Row] = []
     kept: list[Row] = []
