@@ -20,7 +20,7 @@ from fedfac.errors import ConfigError, did_you_mean
 from fedfac.factor import ESTIMATORS, check_kappa
 from fedfac.method import PERSONAL, Method, Phase, Plan
 from fedfac.rules import FactorRule, RandomRule, Rule, Threshold, VarianceRule, per_layer
-from fedfac.split import NORM_OPTIONS, Split
+from fedfac.split import NORM_OPTIONS, Mask, Split, mask_of, mask_text
 
 Tau = str | float | Mapping[LayerKey, str | float]
 Kappa = float | Mapping[LayerKey, float]
@@ -146,13 +146,44 @@ def variance_split(
 def all_personal(*, layers: Sequence[LayerKey] = LAST_HIDDEN, norm: str = "follow", eta_g: float = 1.0) -> Method:
     """The layers in Λ are wholly personal: FedFac with τ = inf, without its factor analysis."""
 
-    def plan(anatomy: Anatomy) -> Plan:
-        split = Split.of(anatomy, layers=anatomy.select(layers), norm=norm)
-        masks = {name: (False,) * len(mask) for name, mask in split.masks.items()}
-        return Plan(split=split.with_masks(masks), **_NEWCOMERS)
+    def masks(anatomy: Anatomy) -> dict[str, Mask]:
+        return {layer.name: (False,) * layer.elements for layer in anatomy.select(layers)}
 
-    options = {"layers": list(layers), "norm": norm, "eta_g": eta_g}
-    return Method(name="all-personal", plan=plan, server_rate=eta_g, options=options)
+    return _fixed("all-personal", masks, norm, eta_g, {"layers": list(layers)})
+
+
+def given_split(*, masks: Mapping[LayerKey, Sequence[bool] | str], norm: str = "follow", eta_g: float = 1.0) -> Method:
+    """A split that is known beforehand (FedSplit, paper 3): by layer, True (or ``1``) for a shared element.
+
+    >>> given_split(masks={"fc1": "0011"}).options["masks"]
+    {'fc1': '0011'}
+    """
+    texts = {key: mask if isinstance(mask, str) else mask_text(mask) for key, mask in masks.items()}
+    for key, text in texts.items():
+        if set(text) - {"0", "1"}:
+            raise ConfigError(
+                f"the mask of layer {key!r} is {text!r}; write 1 for a shared element, 0 for a personal one"
+            )
+
+    def named(anatomy: Anatomy) -> dict[str, Mask]:
+        known = {anatomy.layer(key).name: mask_of(text) for key, text in texts.items()}
+        if len(known) < len(texts):
+            raise ConfigError(f"masks has two masks for one layer: {texts}")
+        return known
+
+    return _fixed("given", named, norm, eta_g, {"masks": texts})
+
+
+def _fixed(
+    name: str, masks: Callable[[Anatomy], Mapping[str, Mask]], norm: str, eta_g: float, options: dict[str, Any]
+) -> Method:
+    """A method whose split is known before anything is trained."""
+
+    def plan(anatomy: Anatomy) -> Plan:
+        fixed = masks(anatomy)
+        return Plan(split=Split.of(anatomy, layers=anatomy.select(fixed), norm=norm).with_masks(fixed), **_NEWCOMERS)
+
+    return Method(name=name, plan=plan, server_rate=eta_g, options={**options, "norm": norm, "eta_g": eta_g})
 
 
 def _by_element(

@@ -19,6 +19,8 @@ class Known:
 
 
 STUDIES: Mapping[str, Known] = {
+    "simulation": Known("simulation.study", "does factor analysis find the true decomposition? (paper 4.3)"),
+    "theory": Known("theory.study", "the theorems' bounds beside what happens (paper 3.3)"),
     "ablation": Known("ablation.study", "elements masked at random, and random splits (paper 5.5)"),
     "features": Known("features.study", "feature maps of personal and shared channels (paper 5.6)"),
     "cost": Known("cost.study", "training loss, time and bytes against FedAvg (paper 5.4)"),

@@ -6,6 +6,7 @@ is no global state, no display, and nothing to close.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,18 +45,23 @@ def require() -> None:
         ) from error
 
 
+def style() -> AbstractContextManager[None]:
+    """Inside, figures are drawn and saved in our look."""
+    require()
+    import matplotlib
+
+    return matplotlib.rc_context(STYLE)
+
+
 def panels(
     rows: int = 1, columns: int = 1, *, width: float = 3.2, height: float = 2.8, **sharing: Any
 ) -> tuple[Figure, npt.NDArray[np.object_]]:
     """A figure and its axes as an array (rows, columns); ``sharing`` is ``sharex=``, ``sharey=``."""
     require()
-    import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False, **sharing)
-    return figure, axes
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **sharing)
 
 
 def panel(*, width: float = 4.8, height: float = 3.2) -> tuple[Figure, Axes]:
@@ -73,8 +79,5 @@ def label(axes: Axes, x: str, y: str, title: str = "") -> None:
 
 def save(figure: Figure, folder: Path, name: str) -> None:
     """``name.png`` and ``name.svg``, the same bytes for the same numbers."""
-    import matplotlib
-
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(folder / f"{name}.png", dpi=DPI, metadata={"Software": None})
-        figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
+    figure.savefig(folder / f"{name}.png", dpi=DPI, metadata={"Software": None})
+    figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})

@@ -111,8 +111,9 @@ def write(name: str, finding: Finding, ask: Ask, folder: Path) -> None:
         for title, rows in finding.tables.items():
             table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist([dict(row) for row in rows])
             pq.write_table(table, temporary / f"{title}.parquet")
-        for title, draw in finding.figures.items():
-            figures.save(draw(), temporary, title)
+        with figures.style():
+            for title, draw in finding.figures.items():
+                figures.save(draw(), temporary, title)
         (temporary / PAGE).write_text(page(name, finding, ask), encoding="utf-8")
         temporary.rename(folder)
     finally:

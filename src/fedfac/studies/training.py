@@ -16,12 +16,12 @@ Tables = Mapping[str, Mapping[str, Any]]
 QUICK: Tables = {
     "data": {"name": "digits", "clients": 24},
     "model": {"name": "cnn"},
-    "train": {"rounds": 12, "cohort": 8, "epochs": 2, "batch_size": 16},
+    "train": {"rounds": 10, "cohort": 8, "epochs": 1, "batch_size": 8, "lr": 3e-3},
 }
 FULL: Tables = {
     "data": {"name": "digits", "clients": 60},
     "model": {"name": "cnn"},
-    "train": {"rounds": 60, "cohort": 8, "epochs": 3, "batch_size": 16},
+    "train": {"rounds": 60, "cohort": 8, "epochs": 3, "batch_size": 16, "lr": 1e-3},
 }
 
 
@@ -60,6 +60,10 @@ def in_words(ask: Ask, seeds: Sequence[int]) -> str:
     data, local = tables["data"], tables["train"]
     return (
         f"{data['clients']} clients of the embedded digits (1,797 images of 8 × 8 pixels), network `cnn`, "
-        f"{local['rounds']} rounds, {local['cohort']} clients a round, {local['epochs']} local epochs of batches of "
-        f"{local['batch_size']}, Adam at 1e-3, {len(seeds)} seed{'s' * (len(seeds) > 1)}."
+        f"{local['rounds']} rounds, {local['cohort']} clients a round, {_many(local['epochs'], 'local epoch')} in batches "
+        f"of {local['batch_size']}, Adam at {local['lr']:g}, {_many(len(seeds), 'seed')}."
     )
+
+
+def _many(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' * (number > 1)}"
