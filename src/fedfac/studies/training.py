@@ -60,8 +60,8 @@ def in_words(ask: Ask, seeds: Sequence[int]) -> str:
     data, local = tables["data"], tables["train"]
     return (
         f"{data['clients']} clients of the embedded digits (1,797 images of 8 × 8 pixels), network `cnn`, "
-        f"{local['rounds']} rounds, {local['cohort']} clients a round, {_many(local['epochs'], 'local epoch')} in batches "
-        f"of {local['batch_size']}, Adam at {local['lr']:g}, {_many(len(seeds), 'seed')}."
+        f"{local['rounds']} rounds, {local['cohort']} clients a round, {_many(local['epochs'], 'local epoch')} in "
+        f"batches of {local['batch_size']}, Adam at {local['lr']:g}, {_many(len(seeds), 'seed')}."
     )
 
 
