@@ -69,6 +69,11 @@ def drawn(axes: Any) -> int:
     return sum(bool(a.size) and bool(np.isfinite(a).all()) for a in map(np.asarray, [*lines, *points, *bars, *images]))
 
 
+def heights(axes: Any) -> list[float]:
+    """Of all bars, in the order in which they were drawn."""
+    return [float(patch.get_height()) for patch in axes.patches]
+
+
 def check_readable(figure: Any) -> None:
     """Every panel of a matplotlib figure has labelled axes and shows something; nothing is drawn twice over."""
     panels = [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers import check_readable, message
+from helpers import check_readable, heights, message
 from torch import nn
 
 from fedfac import experiment
@@ -73,8 +73,8 @@ def test_tables_figures_and_words(found: tuple[Finding, Path]) -> None:
     for name, rows in (("masked", masked), ("splits", splits)):
         figure = finding.figures[name]()
         check_readable(figure)
-        heights = sorted(bar.get_height() for axes in figure.axes for bar in axes.patches)
-        assert heights == pytest.approx(sorted(row["accuracy"] for row in rows))  # one seed: a bar a row
+        drawn = sorted(height for axes in figure.axes for height in heights(axes))
+        assert drawn == pytest.approx(sorted(row["accuracy"] for row in rows))  # one seed: a bar a row
     wide = ablation._wide(ablation.means(masked, "masked"), "masked", ablation.MASKS)
     worse = sum(row["personal"] < row["shared"] for row in wide)
     assert f"in **{worse} of {len(wide)}** settings" in (folder / "page.md").read_text()

@@ -29,7 +29,8 @@ def test_maps_are_what_the_layer_hands_on() -> None:
     model = build("cnn", shape=(1, 8, 8), classes=10, seed=0).eval()
     image = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        expected = torch.relu(model.conv2(torch.relu(model.conv1(image))))
+        first, second = model.get_submodule("conv1"), model.get_submodule("conv2")
+        expected = torch.relu(second(torch.relu(first(image))))
     assert torch.equal(features.maps_of(model, "conv2", image), expected)
     said = message(ModelError, lambda: features.maps_of(model, "fc1", image))
     assert said == "layer 'fc1' hands on no maps (channels, height, width): choose a convolution"

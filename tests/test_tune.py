@@ -106,10 +106,12 @@ def test_no_test_sample_is_ever_looked_at(tmp_path: Path, monkeypatch: pytest.Mo
     load = sources.load_samples
     monkeypatch.setattr(sources, "load_samples", poisoned)
     seen: list[int] = []
-    score = lanes.score
-    monkeypatch.setattr(
-        lanes, "score", lambda m, c, pool, index, *a: (seen.extend(index.tolist()), score(m, c, pool, index, *a))[1]
-    )
+
+    def watched(model: Any, client: int, pool: Any, index: torch.Tensor, *rest: Any) -> Any:
+        seen.extend(index.tolist())
+        return evaluate.score(model, client, pool, index, *rest)
+
+    monkeypatch.setattr(lanes, "score", watched)
     assert worker.run(search(tmp_path / "poisoned", auto=True)) == usual
     search_config = Config.from_dict(TABLES).data
     tested = {int(i) for _, test in sources.cut(load(search_config), search_config, seed=0).values() for i in test}

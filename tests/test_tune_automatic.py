@@ -77,11 +77,17 @@ def test_two_rounds_and_only_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     crossed: list[Any] = []
     step = Session.step
 
+    def listened(call: Any) -> Any:
+        def ask(what: Any) -> Any:
+            crossed.append(call(what))
+            return crossed[-1]
+
+        return ask
+
     def watched(self: Session) -> dict[str, Any]:
         if not steps:
             for name in ("moments", "collect"):
-                original = getattr(self.engine, name)
-                setattr(self.engine, name, lambda x, call=original: (crossed.append(found := call(x)), found)[1])
+                setattr(self.engine, name, listened(getattr(self.engine, name)))
         steps.append(self.next_round)
         return step(self)
 
