@@ -43,11 +43,13 @@ def test_help_does_not_import_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("[False, False]\n")
-    for command in ("demo", "run", "compare", "resume", "newcomers", "data", "study", "inspect"):
+    for command in ("demo", "run", "compare", "tune", "resume", "newcomers", "data", "study", "inspect"):
         assert command in done.stdout
 
 
-@pytest.mark.parametrize("command", ["demo", "run", "compare", "resume", "newcomers", "data", "study", "inspect"])
+@pytest.mark.parametrize(
+    "command", ["demo", "run", "compare", "tune", "resume", "newcomers", "data", "study", "inspect"]
+)
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], command: str) -> None:
     status, out, _ = call(capsys, command, "--help")
     assert status == 0

@@ -142,6 +142,7 @@ def test_three_tables_and_a_config_that_run_takes(tmp_path: Path, capsys: pytest
         '[data]\nclients = 8\npartition = "pathological"\n[model]\nname = "mlp"\nhidden = 8\n'
         "[train]\nrounds = 2\ncohort = 4\nepochs = 1\nbatch_size = 8\n"
         '[tune]\nlayers = [["fc1"], ["fc1", "fc2"]]\ntau = ["50%", "75%"]\nkappa = [0.75, 0.85]\n'
+        '[compare]\nmethods = ["fedavg"]\n'
     )
     out = tmp_path / "search"
     assert main(["tune", "--config", str(file), "--out", str(out)]) == 0
@@ -157,6 +158,8 @@ def test_three_tables_and_a_config_that_run_takes(tmp_path: Path, capsys: pytest
         assert word in shown, word
     assert "round 12/12" in progress
     assert shown.count("chosen │") == 3
+    assert main(["run", "--config", str(file), "--quiet", "--json", "--out", str(tmp_path / "asked")]) == 0
+    capsys.readouterr()
     chosen = out / "chosen.toml"
     assert chosen.read_text() in shown
     assert main(["run", "--config", str(chosen), "--json", "--quiet", "--out", str(tmp_path / "run")]) == 0

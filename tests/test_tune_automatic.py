@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from helpers import bitwise, message
 from fedfac import experiment
 from fedfac.aggregate import Sums
 from fedfac.anatomy import Anatomy
+from fedfac.cli import main
 from fedfac.config import Config
 from fedfac.errors import ConfigError
 from fedfac.method import check_method
@@ -125,3 +127,18 @@ def test_a_model_without_hidden_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     said = message(ConfigError, lambda: automatic.choose(CONFIG, federation))
     assert said.startswith("the model has no hidden layer, so there is none to split")
     assert build("mlp", shape=(4,), classes=2, seed=0) is not None
+
+
+def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--clients", "8", "--partition", "pathological", "--cohort", "6", "--epochs", "1", "--batch-size", "8"]
+    asked = ["tune", "--auto", "--parameters", "layers", *flags, "--out", str(tmp_path / "s")]
+    assert main(asked) == 0
+    shown = capsys.readouterr().out
+    assert "Λ, from 2 rounds" in shown
+    assert "updates not in common" in shown
+    assert main([*asked, "--json", "--quiet"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["tables"] == {}  # nothing was searched
+    tuned = Config.from_dict({**CONFIG.to_dict(), "data": {**CONFIG.to_dict()["data"], "validation_share": 0.2}})
+    assert said["automatic"]["scores"] == automatic.choose(tuned).scores
+    assert said["config"]["method"]["layers"] == [said["automatic"]["layer"]]

@@ -5,8 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 
-from fedfac import experiment, methods
-from fedfac.commands.flags import add_experiment_flags, add_running_flags, free_folder, read_config, stop_on_interrupt
+from fedfac import experiment
+from fedfac.commands.flags import (
+    add_experiment_flags,
+    add_running_flags,
+    free_folder,
+    of_one_method,
+    read_config,
+    stop_on_interrupt,
+)
 from fedfac.commands.show import print_result, result_json
 from fedfac.config import Config
 from fedfac.progress import RoundProgress
@@ -22,10 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, show progress, print where the result is."""
-    tables = read_config(arguments, methods_asked=arguments.method)
-    if tables.pop("compare", None) is not None:  # a file for a comparison holds options of several methods
-        known = methods.options_of(tables.get("method", {}).get("name", "fedfac"))
-        tables["method"] = {k: v for k, v in tables.get("method", {}).items() if k == "name" or k in known}
+    tables = of_one_method(read_config(arguments, methods_asked=arguments.method))
+    tables.pop("tune", None)
     config = Config.from_dict(tables)
     out = arguments.out or free_folder(f"{config.data.name}-{config.method_name}")
     return train(config, arguments, out=str(out), resume=False)

@@ -19,6 +19,7 @@ from fedfac.commands.flags import (
     add_experiment_flags,
     add_running_flags,
     free_folder,
+    of_one_method,
     read_config,
     stop_on_interrupt,
 )
@@ -43,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", help="fedfac (default), fedfac-static, variance, ...: one that splits layers")
     parser.add_argument("--parameters", metavar="A,B", help="what is tuned (default: layers,tau,kappa)")
     parser.add_argument("--try-layers", metavar="A,B+C", help="sets of layers to try (default: each hidden layer)")
-    parser.add_argument("--try-tau", metavar="A,B", help=f"values of tau to try (default: {','.join(plans.TAUS)})")
+    parser.add_argument(
+        "--try-tau", metavar="A,B", help=f"values of tau to try (default: {','.join(plans.TAUS).replace('%', '%%')})"
+    )
     parser.add_argument(
         "--try-kappa", metavar="A,B", help=f"values of kappa to try (default: {','.join(map(str, plans.KAPPAS))})"
     )
@@ -59,11 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plan the search, then go through it."""
     require()
-    tables = read_config(arguments, methods_asked=arguments.method)
-    if tables.pop("compare", None) is not None:
-        raise ConfigError(
-            "the config file is for a comparison: tuning takes one with [data], [model], [method], [train]"
-        )
+    tables = of_one_method(read_config(arguments, methods_asked=arguments.method))
     given: dict[str, list[Value]] = {name: list(values) for name, values in tables.pop("tune", {}).items()}
     for name in PARAMETERS:
         if (text := getattr(arguments, f"try_{name}")) is not None:
