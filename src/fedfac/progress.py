@@ -74,7 +74,7 @@ class RoundProgress:
     def say(self, text: str) -> None:
         """A line beside the bar."""
         if not self.quiet:
-            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 class Steps:
@@ -103,4 +103,6 @@ class Steps:
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, description=name)
         elif not self._quiet:
-            self._console.print(f"{self._done}/{self._total} {name}", highlight=False, markup=False, soft_wrap=True)
+            self._console.print(
+                f"{self._done}/{self._total} {name}", highlight=False, markup=False, emoji=False, soft_wrap=True
+            )
