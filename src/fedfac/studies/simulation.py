@@ -61,7 +61,7 @@ class Scale:
     epochs: int = 5
     batch_size: int = 50
     evaluate_every: int = 5
-    seeds: int = 3
+    seeds: int = 2
 
     def world(self, p: float, alpha: float, seed: int) -> World:
         """The federation of one setting."""
@@ -80,15 +80,15 @@ class Scale:
 
 FULL = Scale()
 QUICK = Scale(
-    clients=20,
+    clients=16,
     inputs=20,
     hidden=40,
     samples=60,
-    rounds=12,
+    rounds=10,
     rate=0.25,
     epochs=3,
     batch_size=30,
-    evaluate_every=3,
+    evaluate_every=2,
     seeds=1,
 )
 

@@ -315,8 +315,9 @@ def draw_convergence(rows: Sequence[Row]) -> Figure:
     left.set_ylim(bottom=1e-12)
     figures.label(left, "round", "squared training error", "measured (—), kernel limit (--), bound (···)")
     figures.label(right, "round", "‖H(t) − H(0)‖ / ‖H(0)‖", "how far the kernels move")
-    left.legend()
-    right.legend()
+    left.legend(loc="lower left")
+    right.set_ylim(0, 1.5 * max(row["drift_personal"] or row["drift_shared"] for row in rows))
+    right.legend(loc="upper right")
     return figure
 
 
@@ -325,7 +326,7 @@ _TITLES = {"clients": "C clients", "samples": "n samples a client", "width": "m 
 
 def draw_effects(rows: Sequence[Row]) -> Figure:
     """Above: smallest eigenvalues (of kernels by C and n) and distances (by m). Below: progress in a round."""
-    figure, axes = figures.panels(2, 3, width=3.1, height=2.7)
+    figure, axes = figures.panels(2, 3, width=3.2, height=2.8)
     blue, orange, green, pink = figures.COLOURS[:4]
     for column, (varied, title) in enumerate(_TITLES.items()):
         own = [row for row in rows if row["varied"] == varied]
@@ -339,23 +340,26 @@ def draw_effects(rows: Sequence[Row]) -> Figure:
             }
             figures.label(above, title, "relative distance of kernels", "kernels by width")
         else:
-            shown = {"lambda_s": ("λ^s", blue, "-"), "lambda_p": ("λ^p", orange, "-")}
+            shown = {"lambda_s": (r"$\lambda^s$", blue, "-"), "lambda_p": (r"$\lambda^p$", orange, "-")}
             figures.label(above, title, "smallest eigenvalue", f"eigenvalues by {varied}")
         _lines(above, own, varied, shown)
+        above.set_ylim(0, above.get_ylim()[1] * 1.35)  # room for the legend
+        above.legend(fontsize=7, loc="upper right")
         rates = {
-            "fedsplit_measured": ("FedSplit", green, "-"),
+            "fedsplit_measured": ("FedSplit, measured", green, "-"),
             "fedsplit_bound": ("FedSplit, bound", green, ":"),
-            "fedavg_measured": ("FedAvg", pink, "-"),
+            "fedavg_measured": ("FedAvg, measured", pink, "-"),
             "fedavg_bound": ("FedAvg, bound", pink, ":"),
         }
         _lines(below, own, varied, rates)
         figures.label(below, title, "1 − factor of the error in a round", f"progress by {varied}")
+        below.set_yscale("log")
+        places = sorted({row[varied] for row in own})
         for axis in (above, below):
             axis.set_xscale("log")
-            axis.set_yscale("log")
-            axis.set_xticks(sorted({row[varied] for row in own}), [str(v) for v in sorted({r[varied] for r in own})])
-            axis.minorticks_off()
-            axis.legend(fontsize=7)
+            axis.set_xticks(places, [str(place) for place in places])
+            axis.set_xticks([], minor=True)
+    figure.legend(*axes[1, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
 
 
@@ -383,6 +387,7 @@ def draw_generalisation(rows: Sequence[Row]) -> Figure:
     axes[0, 2].set_xscale("log")
     axes[0, 1].set_yscale("log")
     figures.label(axes[0, 2], "complexity term", "FedSplit's test error", "all problems")
-    for own in axes[0]:
-        own.legend(fontsize=7)
+    axes[0, 2].set_ylim(0, axes[0, 2].get_ylim()[1] * 1.25)  # room for the legend
+    for own, place in zip(axes[0], ("best", "best", "upper left"), strict=True):
+        own.legend(fontsize=7, loc=place)
     return figure
