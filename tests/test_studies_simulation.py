@@ -17,7 +17,7 @@ from fedfac.errors import ConfigError
 from fedfac.factor import factor_analysis
 from fedfac.studies import frame, simulation, simulation_page
 from fedfac.studies.frame import Ask, Finding
-from fedfac.studies.simulated import World, autoregressive, communality
+from fedfac.studies.simulated import SETTINGS, World, autoregressive, communality
 
 WORLD = World(p=0.25, alpha=0.4, seed=1, clients=6, inputs=20, hidden=16, train=40, test=30)
 
@@ -146,7 +146,7 @@ def test_every_method_is_measured_in_every_setting(finding: Finding) -> None:
     curves = finding.tables["curves"]
     scale = simulation.QUICK
     rounds = {t for t in range(1, scale.rounds + 1) if t % scale.evaluate_every == 0}
-    for p, alpha in simulation.SETTINGS:
+    for p, alpha in SETTINGS:
         for name in simulation.METHODS:
             own = [r for r in curves if (r["p"], r["alpha"], r["method"], r["balanced"]) == (p, alpha, name, True)]
             assert {r["round"] for r in own} == rounds
@@ -194,7 +194,7 @@ def test_the_figures_show_the_rows(finding: Finding) -> None:
     true = [r for r in finding.tables["recovery"] if r["weights"] == "true parameters" and r["balanced"]]
     for kappa, mean in zip(kappas, means, strict=True):
         own = [r["auc"] for r in true if (r["estimator"], r["kappa"]) == ("principal-axis", kappa)]
-        assert len(own) == len(simulation.SETTINGS)
+        assert len(own) == len(SETTINGS)
         assert mean == pytest.approx(np.mean(own))
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedfac.studies import theory, theory_page
 from fedfac.studies.frame import Ask, Finding
 from fedfac.studies.tangent import (
+    NETWORKS,
     Part,
     Problem,
     Rates,
@@ -175,12 +176,12 @@ def finding() -> Finding:
 
 def test_what_it_shows(finding: Finding) -> None:
     found = finding.summary
-    assert found["rounds_above_the_bound"] == dict.fromkeys(theory.NETWORKS, 0)
+    assert found["rounds_above_the_bound"] == dict.fromkeys(NETWORKS, 0)
     fast, slow = (found["rounds_to_a_thousandth"][name] for name in ("FedSplit", "FedAvg, two networks"))
     assert fast < slow
     assert found["lambda_p_at_least_lambda_s"] is True
     assert found["rounds_to_halve_by_the_theorem"] > 1000
-    for name in theory.NETWORKS:
+    for name in NETWORKS:
         rows = [row for row in finding.tables["convergence"] if row["network"] == name]
         assert all(b["error"] < a["error"] for a, b in pairwise(rows))
         assert all(0.2 < row["error"] / row["prediction"] < 5 for row in rows[: len(rows) // 3])
@@ -206,7 +207,7 @@ def test_the_figures_show_the_rows(finding: Finding) -> None:
         check_readable(figure)
     left = drawn["convergence"].axes[0]
     assert left.get_yscale() == "log"
-    assert left.get_legend_handles_labels()[1] == list(theory.NETWORKS)
+    assert left.get_legend_handles_labels()[1] == list(NETWORKS)
     split = [row for row in finding.tables["convergence"] if row["network"] == "FedSplit"]
     np.testing.assert_allclose(curve(left.lines[0])[1], [row["error"] for row in split])
     np.testing.assert_allclose(curve(left.lines[2])[1], [row["bound"] for row in split])
