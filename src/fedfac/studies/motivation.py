@@ -220,6 +220,9 @@ def _page(rows: Sequence[Row], higher: Mapping[str, float], accuracy: Mapping[st
     def gap(view: str) -> str:
         return f"{found['non-IID', view]['median'] - found['IID', view]['median']:+.2f} nats"
 
+    def wider(view: str) -> float:
+        return float(found["non-IID", view]["deviation"] / found["IID", view]["deviation"])
+
     untrained, own, same = VIEWS
     count = len(found["non-IID", own]["peaks"].split(","))
     return f"""\
@@ -241,12 +244,13 @@ images: IID {accuracy["IID"]:.3f}, non-IID {accuracy["non-IID"]:.3f} (there, the
   unit's output has a median standard deviation of {found["non-IID", own]["deviation"]:.2f} on own images and
   {found["non-IID", same]["deviation"]:.2f} on the same images, against {found["IID", own]["deviation"]:.2f} and
   {found["IID", same]["deviation"]:.2f} in the IID case.
-- *Entropy is higher in the non-IID case.* On own images it is for {higher[own]:.0%} of the units (median
-  {gap(own)}), on the same images for {higher[same]:.0%} ({gap(same)}). Entropy is not spread: the ten clients of one
-  digit start alike, learn alike and say nearly the same, and a unit that is silent says exactly 0
-  ({found["non-IID", own]["silent"]:.0%} of the non-IID outputs on own images, {found["IID", own]["silent"]:.0%} of the
-  IID ones). The nearest neighbours of an output are then its twins, and the estimate is low however far apart the
-  digits are.
+- *"The bigger the entropy, the greater the dispersion degree."* From the IID to the non-IID case the standard deviation
+  becomes {wider(own):.1f} times as large on own images and {wider(same):.1f} times on the same images; the median
+  entropy changes by {gap(own)} and {gap(same)}, and is higher for {higher[own]:.0%} and {higher[same]:.0%} of the
+  units. Entropy is not spread: the ten clients of one digit start alike, learn alike and say nearly the same, and a unit
+  that is silent says exactly 0 ({found["non-IID", own]["silent"]:.0%} of the non-IID outputs on own images,
+  {found["IID", own]["silent"]:.0%} of the IID ones). The nearest neighbours of an output are then its twins, and the
+  estimate is low however far apart the digits are.
 - *"In the non-IID case, the entropy values have two peaks, one near zero and the other near two."* On own images the
   smoothed histogram has {count} peak{"" if count == 1 else "s"}, at {found["non-IID", own]["peaks"]}; on the same
   images at {found["non-IID", same]["peaks"]}. Differential entropy moves with the scale of the outputs, which the
