@@ -247,8 +247,8 @@ images: IID {accuracy["IID"]:.3f}, non-IID {accuracy["non-IID"]:.3f} (there, the
 - *"The bigger the entropy, the greater the dispersion degree."* From the IID to the non-IID case the standard deviation
   becomes {wider(own):.1f} times as large on own images and {wider(same):.1f} times on the same images; the median
   entropy changes by {gap(own)} and {gap(same)}, and is higher for {higher[own]:.0%} and {higher[same]:.0%} of the
-  units. Entropy is not spread: the ten clients of one digit start alike, learn alike and say nearly the same, and a unit
-  that is silent says exactly 0 ({found["non-IID", own]["silent"]:.0%} of the non-IID outputs on own images,
+  units. Entropy is not spread: the ten clients of one digit start alike, learn alike and say nearly the same, and a
+  unit that is silent says exactly 0 ({found["non-IID", own]["silent"]:.0%} of the non-IID outputs on own images,
   {found["IID", own]["silent"]:.0%} of the IID ones). The nearest neighbours of an output are then its twins, and the
   estimate is low however far apart the digits are.
 - *"In the non-IID case, the entropy values have two peaks, one near zero and the other near two."* On own images the
