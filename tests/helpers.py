@@ -60,6 +60,11 @@ def within(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def curve(line: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The x and y values of a matplotlib line, as they are drawn."""
+    return np.asarray(line.get_xdata(), dtype=float), np.asarray(line.get_ydata(), dtype=float)
+
+
 def drawn(axes: Any) -> int:
     """How many things with finite numbers a matplotlib ``Axes`` shows: lines, bars, points, images."""
     lines = [line.get_xydata() for line in axes.lines]

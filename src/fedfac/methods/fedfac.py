@@ -152,7 +152,7 @@ def all_personal(*, layers: Sequence[LayerKey] = LAST_HIDDEN, norm: str = "follo
     return _fixed("all-personal", masks, norm, eta_g, {"layers": list(layers)})
 
 
-def given_split(*, masks: Mapping[LayerKey, Sequence[bool] | str], norm: str = "follow", eta_g: float = 1.0) -> Method:
+def given_split(*, masks: Mapping[Any, Sequence[bool] | str], norm: str = "follow", eta_g: float = 1.0) -> Method:
     """A split that is known beforehand (FedSplit, paper 3): by layer, True (or ``1``) for a shared element.
 
     >>> given_split(masks={"fc1": "0011"}).options["masks"]

@@ -19,6 +19,7 @@ class Known:
 
 
 STUDIES: Mapping[str, Known] = {
+    "motivation": Known("motivation.study", "what hidden units say on different clients (paper 1)"),
     "simulation": Known("simulation.study", "does factor analysis find the true decomposition? (paper 4.3)"),
     "theory": Known("theory.study", "the theorems' bounds beside what happens (paper 3.3)"),
     "ablation": Known("ablation.study", "elements masked at random, and random splits (paper 5.5)"),

@@ -36,6 +36,9 @@ from fedfac.seeds import stream
 from fedfac.split import Mask
 
 Matrix = npt.NDArray[np.float64]
+BY_P = ((0.3, 0.4), (0.5, 0.4), (0.7, 0.4))  # (p, α): the paper's upper row
+BY_ALPHA = ((0.5, 0.2), (0.5, 0.4), (0.5, 0.8))  # and its lower row
+SETTINGS = tuple(dict.fromkeys((*BY_P, *BY_ALPHA)))
 CORRELATION = 0.5  # of neighbouring personal covariates
 
 

@@ -95,8 +95,8 @@ def _label_table(labels: Sequence[Row]) -> str:
         }
         rows.append(
             {
-                "p": p,
-                "alpha": alpha,
+                "p": f"{p:g}",
+                "alpha": f"{alpha:g}",
                 "median": statistics.median(own[False]),
                 "share": f"{sum(v > 0.95 for v in own[False])} of {len(own[False])}",
                 "balanced": statistics.median(own[True]),

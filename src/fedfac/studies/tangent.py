@@ -24,6 +24,8 @@ from torch import Tensor
 
 from fedfac.seeds import generator
 
+NETWORKS = ("FedSplit", "FedAvg", "FedAvg, two networks")
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -116,6 +118,14 @@ def fedavg(inputs: int, *, widths: Sequence[int], seed: int, scale: float = 1.0)
         Part.draw(width, inputs, clients=None, seed=seed, name=f"all shared {number}", scale=scale)
         for number, width in enumerate(widths)
     ]
+
+
+def network(name: str, problem: Problem, width: int, seed: int, scale: float = 1.0) -> list[Part]:
+    """The start of one of the three networks; ``width`` is that of each part of model (4)."""
+    inputs = problem.x.shape[2]
+    if name == NETWORKS[0]:
+        return fedsplit(inputs, problem.clients, personal=width, shared=width, seed=seed, scale=scale)
+    return fedavg(inputs, widths=[width, width] if name == NETWORKS[2] else [2 * width], seed=seed, scale=scale)
 
 
 def _sum(parts: Sequence[Part], before: Sequence[Tensor]) -> Tensor:

@@ -16,34 +16,27 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from scipy.stats import spearmanr
 from torch import Tensor
 
-from fedfac.studies import figures, theory_page
+from fedfac.studies import theory_figures, theory_page
 from fedfac.studies.frame import Ask, Finding, Row
 from fedfac.studies.tangent import (
+    NETWORKS,
     Part,
     Problem,
     Rates,
     Spectrum,
     complexity,
-    fedavg,
-    fedsplit,
     gram,
     kernel,
+    network,
     outputs,
     own_blocks,
     step,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-NETWORKS = ("FedSplit", "FedAvg", "FedAvg, two networks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,14 +119,6 @@ class Kernels:
         return 2 * math.log(2) / (rates.shared * self.s.smallest + rates.personal * self.p.smallest)
 
 
-def network(name: str, problem: Problem, width: int, seed: int, scale: float = 1.0) -> list[Part]:
-    """The start of one of the three networks; ``width`` is that of each part of model (4)."""
-    inputs = problem.x.shape[2]
-    if name == NETWORKS[0]:
-        return fedsplit(inputs, problem.clients, personal=width, shared=width, seed=seed, scale=scale)
-    return fedavg(inputs, widths=[width, width] if name == NETWORKS[2] else [2 * width], seed=seed, scale=scale)
-
-
 def train(
     parts: Sequence[Part], problem: Problem, kernels: Kernels, scale: Scale, rounds: int
 ) -> list[tuple[list[Part], float]]:
@@ -167,10 +152,10 @@ def study(ask: Ask) -> Finding:
         for seed in seeds:
             for varied, sizes in plan:
                 effects.append(effect(varied, sizes, scale, seed))
-                progress.step(f"effect of {varied}, {sizes}, seed {seed}")
+                progress.step(f"seed {seed}, {varied} varied: {_words(sizes)}")
             for varied, sizes, noise in _complexity_plan(scale):
                 generalisation.append(generalise(varied, sizes, noise, scale, seed))
-                progress.step(f"generalisation, {sizes}, seed {seed}")
+                progress.step(f"seed {seed}, generalisation: {_words(sizes)}")
     return present({"convergence": curves, "effects": effects, "generalisation": generalisation}, scale, seeds)
 
 
@@ -179,9 +164,9 @@ def present(tables: dict[str, list[Row]], scale: Scale, seeds: Sequence[int]) ->
     return Finding(
         tables=tables,
         figures={
-            "convergence": partial(draw_convergence, tables["convergence"]),
-            "effects": partial(draw_effects, tables["effects"]),
-            "generalisation": partial(draw_generalisation, tables["generalisation"]),
+            "convergence": partial(theory_figures.convergence, tables["convergence"]),
+            "effects": partial(theory_figures.effects, tables["effects"]),
+            "generalisation": partial(theory_figures.generalisation, tables["generalisation"]),
         },
         page=theory_page.page(tables, scale, seeds),
         summary=theory_page.summary(tables),
@@ -190,6 +175,10 @@ def present(tables: dict[str, list[Row]], scale: Scale, seeds: Sequence[int]) ->
 
 def _problem(sizes: dict[str, int], scale: Scale, seed: int, noise: float = 0.0) -> Problem:
     return Problem.draw(clients=sizes["clients"], samples=sizes["samples"], inputs=scale.inputs, seed=seed, noise=noise)
+
+
+def _words(sizes: dict[str, int]) -> str:
+    return f"C = {sizes['clients']}, n = {sizes['samples']}, m = {sizes['width']}"
 
 
 def _base(scale: Scale) -> dict[str, int]:
@@ -283,106 +272,3 @@ def generalise(varied: str, sizes: dict[str, int], noise: float, scale: Scale, s
         row[f"{short}_test"] = float(missed.mean())
         row[f"{short}_train"] = error / problem.y.numel()
     return row
-
-
-def _lines(own: Axes, rows: Sequence[Row], x: str, values: dict[str, tuple[str, str, str]]) -> None:
-    """Means over seeds of some columns, by the values of ``x``: column -> (name, colour, line style)."""
-    places = sorted({row[x] for row in rows})
-    for column, (name, colour, style) in values.items():
-        means = [_mean([row[column] for row in rows if row[x] == place]) for place in places]
-        own.plot(places, means, color=colour, linestyle=style, marker="o", markersize=3, label=name)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def draw_convergence(rows: Sequence[Row]) -> Figure:
-    """Error, prediction and bound by round; and how far the kernels have moved."""
-    figure, axes = figures.panels(1, 2, width=4.6, height=3.4)
-    left, right = axes[0]
-    for number, name in enumerate(NETWORKS):
-        own = [row for row in rows if row["network"] == name]
-        rounds, colour = [row["round"] for row in own], figures.COLOURS[number]
-        left.plot(rounds, [row["error"] for row in own], color=colour, label=name)
-        left.plot(rounds, [row["prediction"] for row in own], color=colour, linestyle="--", linewidth=0.8)
-        left.plot(rounds, [row["bound"] for row in own], color=colour, linestyle=":")
-        right.plot(rounds, [row["drift_shared"] for row in own], color=colour, label=f"{name}, shared")
-        if own[0]["drift_personal"] is not None:
-            drift = [row["drift_personal"] for row in own]
-            right.plot(rounds, drift, color=colour, linestyle="--", label=f"{name}, personal")
-    left.set_yscale("log")
-    left.set_ylim(bottom=1e-12)
-    figures.label(left, "round", "squared training error", "measured (—), kernel limit (--), bound (···)")
-    figures.label(right, "round", "‖H(t) − H(0)‖ / ‖H(0)‖", "how far the kernels move")
-    left.legend()
-    right.legend()
-    return figure
-
-
-_TITLES = {"clients": "C clients", "samples": "n samples a client", "width": "m neurons in a part"}
-
-
-def draw_effects(rows: Sequence[Row]) -> Figure:
-    """Above: smallest eigenvalues (of kernels by C and n) and distances (by m). Below: progress in a round."""
-    figure, axes = figures.panels(2, 3, width=3.1, height=2.7)
-    blue, orange, green, pink = figures.COLOURS[:4]
-    for column, (varied, title) in enumerate(_TITLES.items()):
-        own = [row for row in rows if row["varied"] == varied]
-        above, below = axes[0, column], axes[1, column]
-        if varied == "width":
-            shown = {
-                "start_shared": ("shared, from the limit", blue, "-"),
-                "start_personal": ("personal, from the limit", orange, "-"),
-                "drift_shared": ("shared, moved", blue, ":"),
-                "drift_personal": ("personal, moved", orange, ":"),
-            }
-            figures.label(above, title, "relative distance of kernels", "kernels by width")
-        else:
-            shown = {"lambda_s": ("λ^s", blue, "-"), "lambda_p": ("λ^p", orange, "-")}
-            figures.label(above, title, "smallest eigenvalue", f"eigenvalues by {varied}")
-        _lines(above, own, varied, shown)
-        rates = {
-            "fedsplit_measured": ("FedSplit", green, "-"),
-            "fedsplit_bound": ("FedSplit, bound", green, ":"),
-            "fedavg_measured": ("FedAvg", pink, "-"),
-            "fedavg_bound": ("FedAvg, bound", pink, ":"),
-        }
-        _lines(below, own, varied, rates)
-        figures.label(below, title, "1 − factor of the error in a round", f"progress by {varied}")
-        for axis in (above, below):
-            axis.set_xscale("log")
-            axis.set_yscale("log")
-            axis.set_xticks(sorted({row[varied] for row in own}), [str(v) for v in sorted({r[varied] for r in own})])
-            axis.minorticks_off()
-            axis.legend(fontsize=7)
-    return figure
-
-
-def draw_generalisation(rows: Sequence[Row]) -> Figure:
-    """Test errors beside Theorem 2's term, N fixed and C varied; and one against the other."""
-    figure, axes = figures.panels(1, 3, width=3.4, height=3.0)
-    true = [row for row in rows if row["varied"] == "clients" and row["noise"] == 0]
-    blue, orange, green, pink = figures.COLOURS[:4]
-    errors = {
-        "fedsplit_test": ("FedSplit", green, "-"),
-        "fedavg_test": ("FedAvg", pink, "-"),
-        "zero_error": ("always 0", "#999999", ":"),
-    }
-    _lines(axes[0, 0], true, "clients", errors)
-    terms = {"complexity": ("Theorem 2", blue, "-"), "without_c": ("Theorem 2, over C", orange, "--")}
-    _lines(axes[0, 1], true, "clients", terms)
-    axes[0, 1].axhline(1, color="#666666", linewidth=0.8)
-    figures.label(axes[0, 0], "C clients (N fixed)", "test error, min(|h − y|, 1)", "measured")
-    figures.label(axes[0, 1], "C clients (N fixed)", "complexity term", "the bound (vacuous above 1)")
-    for number, (column, name) in enumerate({"complexity": "Theorem 2", "without_c": "Theorem 2, over C"}.items()):
-        pairs = [(row[column], row["fedsplit_test"]) for row in rows]
-        x, y = zip(*pairs, strict=True)
-        rank = spearmanr(x, y).statistic
-        axes[0, 2].scatter(x, y, s=10, color=(blue, orange)[number], label=f"{name} (rank corr. {rank:+.2f})")
-    axes[0, 2].set_xscale("log")
-    axes[0, 1].set_yscale("log")
-    figures.label(axes[0, 2], "complexity term", "FedSplit's test error", "all problems")
-    for own in axes[0]:
-        own.legend(fontsize=7)
-    return figure

@@ -159,7 +159,10 @@ def page(tables: Tables, scale: Scale, seeds: Sequence[int]) -> str:
     wide, many = ([row for row in tables["effects"] if row["varied"] == name] for name in ("width", "clients"))
     ranks = said["rank_of_test_error"]
     above = said["rounds_above_the_bound"]
-    first = {name: "never" if v is None else f"{v} rounds" for name, v in said["rounds_to_a_thousandth"].items()}
+    first = {
+        name: f"not in {scale.rounds} rounds" if v is None else f"{v} rounds"
+        for name, v in said["rounds_to_a_thousandth"].items()
+    }
     better = [c for c, row in said["test_error_by_clients"].items() if row["FedSplit"] < row["FedAvg"]]
     return f"""\
 # Theory: the theorems beside what happens (paper 3.3)
