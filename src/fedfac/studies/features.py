@@ -2,7 +2,7 @@
 
 FedFac and FedAvg start from the same weights, so channel j of one is channel j of the other, trained differently.
 Shown is what the layer hands on (after its ReLU) for a test image of one client, in that client's FedFac model and in
-FedAvg's global model. Beside the picture, over all test images of all clients that have trained, two numbers a
+FedAvg's global model. Beside the picture, over the test images of up to 20 clients that have trained, two numbers a
 channel put the paper's three remarks to the test:
 
 *agreement*  the correlation of the channel's map with FedAvg's map of the same channel (paper: shared filters behave
