@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,16 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("rounds = = 3")
     with pytest.raises(ConfigError, match=r"bad\.toml cannot be read"):
         read_toml(tmp_path / "bad.toml")
+
+
+def test_toml_is_read_back_as_it_was() -> None:
+    config = Config.from_dict(
+        {
+            "data": {"name": 'odd "name" \\ é\x7f\n.csv', "label": "y", "alpha": 1e-5},
+            "model": {"name": "mlp", "hidden": 7},
+            "method": {"name": "fedfac", "layers": [1, "fc1"], "tau": {"1": "50%", "fc1": float("inf")}},
+            "train": {"rate": 0.5, "lr": 1e-3},
+        }
+    )
+    assert Config.from_dict(tomllib.loads(config.to_toml())) == config
+    assert Config.from_dict(tomllib.loads(Config().to_toml())) == Config()

@@ -205,19 +205,33 @@ def p_value(one: Sequence[Cell], other: Sequence[Cell]) -> float:
 def take_times(comparison: Comparison, *, lanes: int | None = None, device: str | None = None) -> dict[str, float]:
     """Seconds a round of every method relative to FedAvg's (or to the first method's), in the first setting.
 
-    The methods take turns, round by round, so that whatever else the machine does hits all of them alike; medians,
-    without evaluation. The result is kept in the folder.
+    The result is kept in the folder.
     """
     rounds = comparison.time_rounds
     if (known := times(comparison)) or not rounds:
         return known
-    cells = {name: comparison.of(comparison.settings[0], name)[0] for name in comparison.methods}
+    configs = {name: comparison.of(comparison.settings[0], name)[0].config for name in comparison.methods}
+    seconds = seconds_a_round(configs, rounds, lanes=lanes, device=device)
+    base = "fedavg" if "fedavg" in seconds else next(iter(seconds))
+    ratios = {name: value / seconds[base] for name, value in seconds.items()}
+    atomic_write(comparison.out / TIMES, json.dumps(ratios, indent=1) + "\n")
+    return ratios
+
+
+def seconds_a_round(
+    configs: Mapping[str, Config], rounds: int, *, lanes: int | None = None, device: str | None = None
+) -> dict[str, float]:
+    """The median time of a round of each of these runs, without its evaluation.
+
+    They take turns, round by round, so that whatever else the machine does hits all of them alike; the first round
+    warms up.
+    """
     sessions: dict[str, Session] = {}
-    seconds: dict[str, list[float]] = {name: [] for name in cells}
+    seconds: dict[str, list[float]] = {name: [] for name in configs}
     try:
-        for name, cell in cells.items():
+        for name, config in configs.items():
             sessions[name] = experiment.session(
-                cell.config,
+                config,
                 lanes=lanes,
                 device=device,
                 rounds=rounds + 1,
@@ -229,16 +243,12 @@ def take_times(comparison: Comparison, *, lanes: int | None = None, device: str 
                 timing = session.step()["timing"]
                 while session.next_round <= number + 1 and not session.finished:  # a static method's round 0
                     timing = session.step()["timing"]
-                if number > 0:  # the first round warms up
+                if number > 0:
                     seconds[name].append(sum(v for step, v in timing.items() if step != "evaluate"))
     finally:
         for session in sessions.values():
             session.__exit__(None, None, None)
-    base = "fedavg" if "fedavg" in seconds else next(iter(seconds))
-    unit = statistics.median(seconds[base])
-    ratios = {name: statistics.median(values) / unit for name, values in seconds.items()}
-    atomic_write(comparison.out / TIMES, json.dumps(ratios, indent=1) + "\n")
-    return ratios
+    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def times(comparison: Comparison) -> dict[str, float]:

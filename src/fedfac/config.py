@@ -6,6 +6,7 @@ key fails with the nearest known one. This module does not import PyTorch.
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -116,6 +117,14 @@ class Config:
             "train": {key: value for key, value in asdict(self.train).items() if value is not None},
         }
 
+    def to_toml(self) -> str:
+        """The text of a TOML file that ``fedfac run --config`` takes."""
+        tables = {name: table for name, table in self.to_dict().items() if table}
+        return "\n".join(
+            "\n".join([f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items()), ""])
+            for name, table in tables.items()
+        )
+
     @classmethod
     def from_dict(cls, tables: Mapping[str, Any]) -> Config:
         """Read plain tables; unknown keys and wrong types fail."""
@@ -132,7 +141,7 @@ class Config:
         )
 
 
-SECTIONS = ("data", "model", "method", "train")  # and [compare], which only 'fedfac compare' reads
+SECTIONS = ("data", "model", "method", "train")  # and [compare] and [tune], which only those commands read
 TYPED_SECTIONS: Mapping[str, type[Any]] = {"data": DataConfig, "train": TrainConfig}
 Table = TypeVar("Table")
 
@@ -155,6 +164,21 @@ def merged(tables: Mapping[str, Any], overrides: Mapping[str, Mapping[str, Any]]
         if given:
             result[name] = {**result.get(name, {}), **given}
     return result
+
+
+def _toml(value: Any) -> str:
+    """A plain value as TOML writes it.
+
+    >>> _toml({"fc1": ["50%", 1e-05, True]})
+    '{"fc1" = ["50%", 1e-05, true]}'
+    """
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(str(k))} = {_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, float):
+        return repr(value)  # inf and nan are TOML too
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def value_type(hint: Any) -> type:

@@ -29,11 +29,14 @@ from fedfac.state import check_same_tensors, references
 from fedfac.training import Local
 
 
-def build(config: Config) -> tuple[nn.Module, Federation, Method]:
-    """Model, federation and method of a config. The seed decides the data's cut and the model's start."""
+def build(config: Config, *, federation: Federation | None = None) -> tuple[nn.Module, Federation, Method]:
+    """Model, federation and method of a config. The seed decides the data's cut and the model's start.
+
+    Where many runs share one federation, it is loaded once and handed in.
+    """
     seed = config.train.seed
     method = methods.build(config.method_name, config.method_options)
-    federation = sources.load(config.data, seed=seed)
+    federation = sources.load(config.data, seed=seed) if federation is None else federation
     first = federation.client(0)
     inputs, _ = first.pool.batch(first.train[:1])
     options = dict(config.model)
@@ -72,12 +75,18 @@ def session(
     lanes: int | None = None,
     device: str | torch.device | None = None,
     observers: Sequence[Observer] = (),
+    federation: Federation | None = None,
+    method: Method | None = None,
     **changes: Any,
 ) -> Session:
-    """The run that a config asks for, to be gone through round by round; ``changes`` replace keys of [train]."""
+    """The run that a config asks for, to be gone through round by round.
+
+    ``federation`` and ``method`` stand in for the config's own, ``changes`` replace keys of [train].
+    """
     if out is not None and not resume:
         RunDirectory.check_free(out)
-    model, federation, method = build(config)
+    model, federation, asked_for = build(config, federation=federation)
+    method = asked_for if method is None else method
     asked = {**vars(config.train), **changes}
     local = {field.name: asked[field.name] for field in fields(Local) if field.name in asked}
     rest = {name: value for name, value in asked.items() if name not in local}

@@ -89,9 +89,11 @@ class Spread:
     squares: Tensor
 
     @classmethod
-    def of(cls, layer: Layer, state: Mapping[str, Tensor]) -> Spread:
-        """One client's contribution."""
+    def of(cls, layer: Layer, state: Mapping[str, Tensor], minus: Mapping[str, Tensor] | None = None) -> Spread:
+        """One client's contribution: of its weights, or of their change since ``minus``."""
         vectors = layer.vectors(state).double()
+        if minus is not None:
+            vectors = vectors - layer.vectors(minus).double()
         return cls(1, vectors, vectors.square().sum(1))
 
     def __add__(self, other: Spread) -> Spread:

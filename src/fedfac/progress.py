@@ -19,8 +19,8 @@ def is_live(console: Console) -> bool:
 
 
 def plain(console: Console, text: str) -> None:
-    """A line without any control character."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    """A line without any control character. (No emoji: rich would import their table, and an interrupt may hit that.)"""
+    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 class RoundProgress:
@@ -66,9 +66,9 @@ class RoundProgress:
         """Show one round's record."""
         if self.quiet:
             return
-        test = record.get("test", {})
-        if "accuracy" in test:
-            self._accuracy = f"{test['accuracy']:.3f}"
+        shown = next((record[part] for part in ("test", "validation") if "accuracy" in record.get(part, {})), None)
+        if shown is not None:
+            self._accuracy = f"{shown['accuracy']:.3f}"
         loss = record.get("train_loss")
         figures = f"loss {'-' if loss is None else f'{loss:.3f}'}  accuracy {self._accuracy}"
         figures += f"  shared {record['shared_share']:.0%}"

@@ -103,6 +103,14 @@ def read_config(arguments: argparse.Namespace, *, methods_asked: str | None = No
     return merged(tables, flags)
 
 
+def of_one_method(tables: dict[str, Any]) -> dict[str, Any]:
+    """The tables for a single method: of a file for a comparison, without the options of the other methods."""
+    if tables.pop("compare", None) is not None:
+        known = methods.options_of(tables.get("method", {}).get("name", "fedfac"))
+        tables["method"] = {k: v for k, v in tables.get("method", {}).items() if k == "name" or k in known}
+    return tables
+
+
 def check_epochs(epochs: int | None) -> None:
     """Epochs are counted from 1."""
     if epochs is not None and epochs < 1:

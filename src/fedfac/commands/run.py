@@ -6,13 +6,14 @@ import argparse
 import json
 from pathlib import Path
 
-from fedfac import experiment, methods
+from fedfac import experiment
 from fedfac.commands.flags import (
     add_experiment_flags,
     add_observer_flags,
     add_running_flags,
     free_folder,
     observers_of,
+    of_one_method,
     read_config,
     stop_on_interrupt,
 )
@@ -32,10 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, show progress, print where the result is."""
-    tables = read_config(arguments, methods_asked=arguments.method)
-    if tables.pop("compare", None) is not None:  # a file for a comparison holds options of several methods
-        known = methods.options_of(tables.get("method", {}).get("name", "fedfac"))
-        tables["method"] = {k: v for k, v in tables.get("method", {}).items() if k == "name" or k in known}
+    tables = of_one_method(read_config(arguments, methods_asked=arguments.method))
+    tables.pop("tune", None)
     config = Config.from_dict(tables)
     out = arguments.out or free_folder(f"{Path(config.data.name).stem}-{config.method_name}")
     return train(config, arguments, out=str(out), resume=False)

@@ -162,6 +162,20 @@ class Federation:
             class_names=self.class_names,
         )
 
+    def without_test(self) -> Federation:
+        """The same clients with their test samples taken away: whatever is decided here cannot have seen them."""
+
+        def client(index: int) -> ClientData:
+            return replace(self._client(index), test=torch.empty(0, dtype=torch.int64))
+
+        return Federation(
+            client,
+            names=self.names,
+            classes=self.classes,
+            fingerprint=f"{self.fingerprint} without test",
+            pool=self.pool,
+        )
+
     def partition_json(self) -> str | None:
         """Who has which samples of the pool, as text for the record of a run; None for lazy clients.
 

@@ -11,7 +11,7 @@ from fedfac.errors import ConfigError, did_you_mean
 from fedfac.method import Method
 from fedfac.methods.averaging import fedavg, fedavg_plus, fedprox, fedprox_plus, local
 from fedfac.methods.fedem import fedem
-from fedfac.methods.fedfac import all_personal, fedfac, fedfac_plus, random_split, variance_split
+from fedfac.methods.fedfac import all_personal, fedfac, fedfac_plus, given_split, random_split, variance_split
 from fedfac.methods.layerwise import fedbabu, fedbn, fedper, fedrep, lg_fedavg
 from fedfac.methods.twin import apfl, ditto, pfedme
 
@@ -75,6 +75,7 @@ __all__ = [
     "fedprox",
     "fedprox_plus",
     "fedrep",
+    "given_split",
     "lg_fedavg",
     "local",
     "options_of",

@@ -24,7 +24,7 @@ from fedfac.errors import ConfigError, did_you_mean
 from fedfac.factor import ESTIMATORS, check_kappa
 from fedfac.method import PERSONAL, Method, Phase, Plan, at_least_zero, refreshed
 from fedfac.rules import SOLVERS, FactorRule, RandomRule, Rule, Threshold, VarianceRule, check_decay, per_layer
-from fedfac.split import NORM_OPTIONS, Split
+from fedfac.split import NORM_OPTIONS, Mask, Split, mask_of, mask_text
 
 Tau = str | float | Mapping[LayerKey, str | float]
 Kappa = float | Mapping[LayerKey, float]
@@ -245,6 +245,29 @@ def all_personal(
 
     options = {"layers": list(layers), "norm": norm, "head": head, "warmup": warmup, "refresh_epochs": refresh_epochs}
     return Method(name="all-personal", plan=plan, server_rate=eta_g, options={**options, "eta_g": eta_g})
+
+
+def given_split(*, masks: Mapping[Any, Sequence[bool] | str], norm: str = "follow", eta_g: float = 1.0) -> Method:
+    """A split that is known beforehand (FedSplit, paper 3): by layer, True (or ``1``) for a shared element.
+
+    >>> given_split(masks={"fc1": "0011"}).options["masks"]
+    {'fc1': '0011'}
+    """
+    texts = {key: mask if isinstance(mask, str) else mask_text(mask) for key, mask in masks.items()}
+    for key, text in texts.items():
+        if set(text) - {"0", "1"}:
+            raise ConfigError(
+                f"the mask of layer {key!r} is {text!r}; write 1 for a shared element, 0 for a personal one"
+            )
+
+    def plan(anatomy: Anatomy) -> Plan:
+        known: dict[str, Mask] = {anatomy.layer(key).name: mask_of(text) for key, text in texts.items()}
+        if len(known) < len(texts):
+            raise ConfigError(f"masks has two masks for one layer: {texts}")
+        return Plan(split=_split_of(anatomy, list(known), norm, "shared").with_masks(known), **_NEWCOMERS)
+
+    options = {"masks": texts, "norm": norm, "eta_g": eta_g}
+    return Method(name="given", plan=plan, server_rate=eta_g, options=options)
 
 
 def _split_of(anatomy: Anatomy, layers: Sequence[LayerKey], norm: str, head: str) -> Split:
