@@ -19,7 +19,7 @@ def is_live(console: Console) -> bool:
 
 
 def plain(console: Console, text: str) -> None:
-    """A line without any control character. (No emoji: rich would import their table, and an interrupt may hit that.)"""
+    """A line without any control character. No emoji: an interrupt could hit the import of their table."""
     console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 

@@ -291,6 +291,11 @@ class Session:
         return self.result()
 
     @property
+    def _remote(self) -> bool:
+        """Whether the clients keep what is personal on machines of their own."""
+        return isinstance(self.federation, Roster)
+
+    @property
     def finished(self) -> bool:
         """Whether all rounds are done."""
         return self.next_round > self.settings.rounds
@@ -370,7 +375,7 @@ class Session:
             template=self.template,
             server={name: t.cpu() for name, t in self.server.items()},
             split=self.split,
-            store=RunDirectory.read(self.run.path) if self._store is self.run and self.run else self._store,
+            store=self._store if self.run is None or self._remote else RunDirectory.read(self.run.path),
             names=self.federation.names,
             records=self.records,
             masks=self.masks,

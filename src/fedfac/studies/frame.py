@@ -10,13 +10,16 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
+from threadpoolctl import threadpool_limits  # scikit-learn brings it
 
 from fedfac.errors import ConfigError, RunError, did_you_mean
 from fedfac.method import at_least_one
@@ -97,9 +100,22 @@ def run(name: str, ask: Ask, out: str | Path) -> tuple[Finding, Path]:
     if folder.exists():
         raise RunError(f"{folder} exists already: choose another --out, or remove it first")
     figures.require()
-    finding = study(ask)
+    with one_thread():
+        finding = study(ask)
     write(name, finding, ask, folder)
     return finding, folder
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Matrices here are small: more threads would only wait for each other, and round differently."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def write(name: str, finding: Finding, ask: Ask, folder: Path) -> None:
