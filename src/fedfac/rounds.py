@@ -230,7 +230,7 @@ class Session:
         if isinstance(federation, Federation):
             check_fits(self.template, federation, local)
             self.evaluate_every = settings.evaluate_every or evaluation_interval(
-                federation, self.tested, self.cohort, self.plan, local.epochs
+                federation, self.tested, self.cohort, local.epochs
             )
         self.about = self._about(metrics)
         self.run = self._open_run(start)

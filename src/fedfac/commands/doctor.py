@@ -20,7 +20,7 @@ CORE = ("torch", "numpy", "safetensors", "pyarrow", "pillow", "scipy", "scikit-l
 # of date in a clone that was pulled without installing it again.
 EXTRAS = {
     "hub": ("downloads of the public data sets", ("huggingface_hub",)),
-    "flower": ("training over a real network", ("flwr",)),
+    "flower": ("training over a real network", ("flwr", "cryptography")),
     "studies": ("the paper's studies and their figures", ("matplotlib",)),
     "tune": ("fedfac tune", ("optuna",)),
     "tensorboard": ("fedfac run --tensorboard", ("tensorboard",)),
