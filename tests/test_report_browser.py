@@ -14,6 +14,7 @@ from torch import nn
 
 import fedfac
 from fedfac import methods, report
+from fedfac.seeds import global_stream
 
 pytest.importorskip("selenium", reason="selenium is not installed: pip install 'fedfac[dev]'")
 pytestmark = pytest.mark.skipif(
@@ -32,12 +33,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         x = torch.randn(30 + 10 * number, 6, generator=draws)
         clients[name] = (x, (x[:, number] > 0).long() + (number % 2))
     federation = fedfac.Federation.from_arrays(clients, classes=3)
-    model = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3))
+    with global_stream(0, "report"):
+        model = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3))
     runs = []
     for method in (methods.fedavg(), methods.fedper(), methods.fedfac(layers=[1])):
         for seed in (0, 1):
             runs.append(folder / f"{method.name}-{seed}")
-            how: dict[str, Any] = {"rounds": 6, "epochs": 2, "cohort": 4, "evaluate_every": 1}
+            how: dict[str, Any] = {"rounds": 6, "epochs": 2, "cohort": 4, "evaluate_every": 1, "lr": 0.02}
             fedfac.fit(model, federation, method=method, seed=seed, out=runs[-1], **how)
     return report.write(runs, folder / "page.html")
 

@@ -33,7 +33,7 @@ from fedfac.tuning.plan import Search
 TABLES: dict[str, Any] = {
     "data": {"clients": 8, "partition": "pathological"},
     "model": {"name": "mlp", "hidden": 8},
-    "train": {"rounds": 2, "cohort": 4, "epochs": 1, "batch_size": 8, "lr": 0.01},
+    "train": {"rounds": 2, "cohort": 4, "epochs": 1, "batch_size": 8, "lr": 0.01, "evaluate_every": 1, "stack": False},
 }
 SPACE: Mapping[str, Any] = {"tau": ["25%", "50%"], "kappa": [0.75, 0.85]}
 FLAGS = "--clients 8 --partition pathological --model mlp --hidden 8 --cohort 4 --epochs 1 --batch-size 8 --lr 0.01"
