@@ -138,24 +138,23 @@ def test_a_loop_over_the_files_has_our_losses(work: Job, theirs: peer.Job) -> No
         assert step(number + 1) == pytest.approx(total / weight, rel=1e-4)
 
 
-def test_only_the_same_results_get_a_time() -> None:
+def test_only_the_same_results_get_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     ours = Runner("fedfac", [], seconds=[1.0, 1.0], losses=[4.0, 2.0])
-    same = Runner("pfl", [], seconds=[3.0, 2.0], losses=[4.0, 2.01])
+    same = Runner("pfl", [], seconds=[3.0, 2.0], losses=[4.0, 2.01], start_up=6.0, peak_mb=400.0)
     other = Runner("flower", [], seconds=[0.1, 0.1], losses=[4.0, 2.03])
     broken = Runner("eager", [], seconds=[0.1, 0.1], losses=[float("nan"), 2.0])
     everyone = [ours, same, other, broken]
     found = {runner.name: race.judged(runner, everyone) for runner in everyone}
-    assert found["pfl"]["over"]["fedfac"]["median"] == 2.5
-    assert found["pfl"]["parity"]["away"] == pytest.approx(0.005)
     assert found["flower"].keys() == found["eager"].keys() == {"parity"}
-    machine = {"cores": 2}
-    said: list[str] = []
-    whole = {"job": "j", "data": "d", "turns": 2, "peers": {}, "machine": machine, "workers": 2, "contestants": found}
-    race.show(whole, lambda text: said.append(str(text)))
-    assert said[-2:] == [
-        "flower gets no time: its loss in round 2 is 2.0300, fedfac's 2.0000",
-        "eager gets no time: its loss in round 1 is nan, fedfac's 4.0000",
-    ]
+    peers = {"pfl": {"pfl": "0.6.0", "torch": "2"}, "flower": {"flwr": "1.41.0", "torch": "2"}}
+    whole = {"job": "j", "data": "d", "turns": 2, "peers": peers, "machine": {"cores": 2}, "workers": 2}
+    race.show({**whole, "contestants": found})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "j: d, 2 turns; pfl 0.6.0, torch 2, flwr 1.41.0, 2 cores, 2 pfl workers"
+    assert "| pfl | 0.50% ≤ 1% | 2.50 (2.25–2.75) | 2.5 | 6.0 | 400 |" in printed
+    assert "| flower | 1.50% > 1% | no time | no time | no time | no time |" in printed
+    assert "flower gets no time: its loss in round 2 is 2.0300, fedfac's 2.0000" in printed
+    assert "eager gets no time: its loss in round 1 is nan, fedfac's 4.0000" in printed
 
 
 CONTESTANT = """
