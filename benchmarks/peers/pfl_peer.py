@@ -13,6 +13,7 @@ import argparse
 import functools
 import itertools
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -31,7 +32,12 @@ def main() -> None:
     first = "PFL_WORKER_RANK" not in os.environ
     workers = _start_workers(arguments.processes) if first else []
     torch.set_num_threads(1)  # the fastest for one process as well: the tensors are small
-    run(Job(arguments.folder), arguments.processes, Referee() if first else None, fused=arguments.fused)
+    try:
+        run(Job(arguments.folder), arguments.processes, Referee() if first else None, fused=arguments.fused)
+    except BaseException:
+        for worker in workers:
+            worker.send_signal(signal.SIGINT)  # it would wait for us; with this it ends its own processes, too
+        raise
     for worker in workers:
         worker.wait()
 

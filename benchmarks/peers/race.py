@@ -156,8 +156,9 @@ def versions_in(name: str, python: Path) -> dict[str, str]:
 
 
 def clean(environment: Mapping[str, str]) -> dict[str, str]:
-    """A peer's environment: nothing of ours on its path, nothing sent home."""
-    return {name: value for name, value in environment.items() if name != "PYTHONPATH"} | QUIET
+    """A peer's environment: nothing of ours on its path, of no other cluster, nothing sent home."""
+    ours = ("PYTHONPATH", "PFL_WORKER", "RAY_ADDRESS")
+    return {name: value for name, value in environment.items() if not name.startswith(ours)} | QUIET
 
 
 def contestant(name: str, folder: Path, data_dir: str | None, pythons: Mapping[str, Path]) -> Watched:
