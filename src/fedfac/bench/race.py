@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import IO, Any
 
 from fedfac.errors import RunError
 
@@ -27,6 +27,7 @@ class Runner:
     name: str
     command: Sequence[str]
     environment: Mapping[str, str] | None = None
+    log: IO[str] | None = None  # for what it says besides its answers; ours by default
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     peak_mb: float = 0.0
@@ -42,6 +43,7 @@ class Runner:
                 list(self.command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                stderr=self.log,
                 text=True,
                 env=None if self.environment is None else dict(self.environment),
             )
