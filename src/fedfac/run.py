@@ -157,9 +157,15 @@ class RunDirectory:
         It is on disk when the next commit or :meth:`flush` returns; an error of the writing is raised there.
         """
         self.flush()
+        masks = {layer: mask_text(mask) for layer, mask in split.masks.items()}
+        rounded = {layer: [round(v, 6) for v in values] for layer, values in scores.items()}
+        texts = [json.dumps(value) for value in (record, masks, rounded)]  # now: the caller's values may change
+        number, tested = record["round"], None if clients is None else json.dumps(clients)
+        times = json.dumps({"round": number, **timing})
         self._leaving, self._waiting = self._waiting, {}
-        arguments = (record, server, split, dict(scores), clients, dict(timing), memory, self._leaving)
-        self._written = self._writer.submit(self._write, *arguments)
+        self._written = self._writer.submit(
+            self._write, number, texts, tested, times, server, memory or {}, self._leaving
+        )
 
     def flush(self) -> None:
         """Wait until the last committed round is on disk."""
@@ -170,37 +176,32 @@ class RunDirectory:
 
     def _write(
         self,
-        record: dict[str, Any],
+        number: int,
+        texts: list[str],
+        tested: str | None,
+        times: str,
         server: State,
-        split: Split,
-        scores: Mapping[str, list[float]],
-        clients: list[dict[str, Any]] | None,
-        timing: Mapping[str, float],
-        memory: Mapping[str, Tensor] | None,
+        memory: Mapping[str, Tensor],
         personal: Mapping[int, State],
     ) -> None:
+        """The round as one transaction, and then its lines."""
         data = to_bytes(server)
-        masks = {layer: mask_text(mask) for layer, mask in split.masks.items()}
-        rounded = {layer: [round(v, 6) for v in values] for layer, values in scores.items()}
-        line = json.dumps(record)
-        texts = (line, json.dumps(masks), json.dumps(rounded))
         self._begin()
         for client, state in personal.items():
             own = to_bytes(state)
             self._execute("INSERT OR REPLACE INTO personal VALUES (?, ?, ?)", (client, own, digest(own)))
-        self._execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?)", (record["round"], *texts, _digest_of(texts)))
+        self._execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?)", (number, *texts, _digest_of(texts)))
         self._execute("INSERT OR REPLACE INTO server VALUES (0, ?, ?)", (data, digest(data)))
         if memory:
             kept = to_bytes(memory)
             self._execute(_MEMORY)
             self._execute("INSERT OR REPLACE INTO memory VALUES (0, ?, ?)", (kept, digest(kept)))
-        if clients is not None:
-            self._execute("INSERT OR REPLACE INTO evaluation VALUES (0, ?, ?)", (record["round"], json.dumps(clients)))
+        if tested is not None:
+            self._execute("INSERT OR REPLACE INTO evaluation VALUES (0, ?, ?)", (number, tested))
         self._execute("COMMIT")
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(line + "\n")
-        with (self.path / "timing.jsonl").open("a") as file:
-            file.write(json.dumps({"round": record["round"], **timing}) + "\n")
+        for name, line in (("metrics.jsonl", texts[0]), ("timing.jsonl", times)):
+            with (self.path / name).open("a") as file:
+                file.write(line + "\n")
 
     def rollback(self) -> None:
         """Forget what was stored since the last whole round."""

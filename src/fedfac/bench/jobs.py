@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,6 @@ class Job:
     cohort: int
     layers: tuple[int, ...]  # Λ of the dynamic FedFac round
     data: str  # in words
-
-    def with_options(self, **changes: Any) -> Job:
-        """The same job with some of its fields replaced."""
-        return replace(self, **changes)
 
 
 def femnist(data_dir: str | None, device: torch.device) -> Job:
