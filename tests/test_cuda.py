@@ -111,6 +111,34 @@ def test_replays_are_the_eager_steps(name: str, kind: str, monkeypatch: pytest.M
             assert a["test"]["accuracy"] == pytest.approx(b["test"]["accuracy"], abs=0.05)
 
 
+def test_last_batches_of_all_sizes_share_a_graph_if_no_sample_sees_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of 11 to 22 samples in batches of 8: two graphs for every lane, with dropout too."""
+    rng = stream(0, "sizes")
+    clients = []
+    for n in range(11, 23):
+        x, y = rng.normal(size=(n, 2, 6, 6)).astype(np.float32), rng.integers(0, 3, n)
+        clients.append((x, y, x, y))
+    with global_stream(0, "model"):
+        plain = smooth_model()
+    noisy = nn.Sequential(plain, nn.Dropout(0.3))
+    arguments: dict[str, Any] = {
+        "rounds": 3, "cohort": 12, "epochs": 2, "batch_size": 8, "device": "cuda", "precision": "fp32",
+        "deterministic": True, "stack": False, "evaluate_every": 3, "method": methods.fedavg(),
+    }  # fmt: skip
+    data = fedfac.Federation.from_arrays(clients, classes=3)
+    monkeypatch.setattr(GraphCall, "__call__", lambda self, pool, index: None)
+    made = captured(monkeypatch)
+    one, three = (fedfac.fit(noisy, data, lanes=lanes, **arguments) for lanes in (1, 3))
+    assert len(made) == 2 + 3 * 2
+    assert same(one.server, three.server)
+    filled = fedfac.fit(plain, data, lanes=2, **arguments)
+    one_batch_at_a_time(monkeypatch)
+    eagerly = fedfac.fit(plain, data, lanes=1, **arguments)
+    for name, tensor in eagerly.server.items():
+        torch.testing.assert_close(filled.server[name], tensor, rtol=1e-3, atol=1e-4)
+    assert filled.records[-1]["train_loss"] == pytest.approx(eagerly.records[-1]["train_loss"], abs=1e-4)
+
+
 def test_any_number_of_lanes_gives_the_same_bits_if_asked_to() -> None:
     arguments: dict[str, Any] = {"rounds": 2, "cohort": 5, "epochs": 1, "batch_size": 8, "deterministic": True}
     one, four = (

@@ -67,6 +67,15 @@ def per_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     return one
 
 
+def weighted(loss: Loss, weights: Tensor) -> Loss:
+    """A mean loss as a weighted mean over samples: what has weight 0 does not count."""
+
+    def mean(outputs: Any, targets: Tensor) -> Tensor:
+        return (per_sample(loss, outputs, targets) * weights).sum() / weights.sum()
+
+    return mean
+
+
 def at_least_one(**numbers: int | None) -> None:
     """Whole numbers from 1 up; None stands for a default."""
     for name, value in numbers.items():

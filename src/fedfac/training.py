@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedfac.data.federation import ClientData
 from fedfac.errors import ConfigError, did_you_mean
-from fedfac.method import PERSONAL, Begin, Loss, Phase, Step
+from fedfac.method import PERSONAL, Begin, Loss, Phase, Step, weighted
 from fedfac.noise import Seeded, how_it_draws
 from fedfac.numerics import CPU, Numerics
 from fedfac.seeds import generator, stream
@@ -111,21 +111,24 @@ class Work:
             _set_modes(self.model, trainable, None)
             self.model.zero_grad(set_to_none=True)
 
-    def step(self, optimizer: torch.optim.Optimizer, index: Tensor) -> None:
-        """One batch. Nothing here waits for the device, so that a GPU can record it."""
+    def step(self, optimizer: torch.optim.Optimizer, index: Tensor, count: Tensor | None = None) -> None:
+        """One batch, or the first ``count`` of its samples. Nothing waits for the device: a GPU can record it."""
         inputs, targets = self.data.pool.batch(self.data.train[index])
         if self.data.augment is not None:
             inputs = self.data.augment(inputs, self.draws)
         inputs = self.numerics.inputs(inputs)
+        loss_of: Loss = self.local.loss
+        if count is not None:
+            loss_of = weighted(loss_of, (torch.arange(len(index), device=count.device) < count).float())
         with self.seeded(self.draws), self.numerics.autocast():
-            step = Step(self.model, inputs, targets, self.local.loss, self.received, index, self.context)
+            step = Step(self.model, inputs, targets, loss_of, self.received, index, self.context)
             loss = self.phase.objective(step)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         for tensor, stays, value in self.held:
             tensor.copy_(torch.where(stays, value, tensor))
-        self.total.add_(loss.detach().double(), alpha=len(index))
+        self.total.add_(loss.detach().double() * (len(index) if count is None else count))
 
 
 Steps = Callable[[Work, Sequence[Tensor]], None]

@@ -3,8 +3,9 @@
 An eager step of a small model is hundreds of kernel launches from Python; a replay of its graph is one call. A lane
 captures the step once for every phase and batch size, with its own tensors, and replays it for every client: loading
 a client means copying its numbers into the lane's tensors and zeroing the optimiser's state. A batch is gathered
-inside the graph, from the samples resident on the device, by an order that is uploaded once per client. The random
-numbers come from a generator that the graph reads at replay.
+inside the graph, from the samples resident on the device, by an order that is uploaded once per client. Last batches
+come in all sizes: where samples do not see each other (no batch normalisation), one graph serves them all, filled up
+with samples of weight 0. The random numbers come from a generator that the graph reads at replay.
 
 What cannot be captured (a model that waits for its own numbers, or that draws from the global generator) takes its
 steps eagerly; the engine says so once.
@@ -12,7 +13,9 @@ steps eagerly; the engine says so once.
 
 from __future__ import annotations
 
+import copy
 import gc
+import inspect
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,14 +24,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedfac.data.federation import Pool
+from fedfac.data.federation import ClientData, Pool
 from fedfac.errors import EngineWarning
 from fedfac.method import Loss, per_sample, supervised
-from fedfac.noise import taking_turns
+from fedfac.noise import Seeded, taking_turns
+from fedfac.numerics import Numerics
 from fedfac.state import State, clone, copy_into
-from fedfac.training import Work, eager
+from fedfac.training import Local, Work, eager
 
 LEAST = 1 << 14  # room for this many sample numbers at first
 
@@ -83,6 +87,7 @@ class Recorder:
     gate: Gate
     resident: Pool | None  # samples at fixed places of the device's memory, if the federation has them
     generator: torch.Generator
+    fills: bool  # whether a batch may be filled up with samples that do not count
     memory: Any = field(default_factory=lambda: torch.cuda.graph_pool_handle())  # one pool for all graphs of the lane
 
     def record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -130,13 +135,11 @@ class GraphSteps:
         if slot is None or not slot.fits(work, batches):
             slot = self._slots[key] = _Slot(self.recorder, work, batches)
         sizes = [len(index) for index in batches]
-        missing = sorted(set(sizes) - slot.graphs.keys(), reverse=True)
-        if missing:
+        if any(slot.graph_for(size) is None for size in sizes):
             try:
                 with self.recorder.gate.alone(), self.recorder.untouched(), work.under_way():
                     slot.load(work, batches)
-                    for size in missing:
-                        slot.capture(size, work)
+                    slot.capture(sizes, work)
             except RuntimeError as error:
                 self._refused.add(id(work.phase))
                 del self._slots[key]
@@ -145,7 +148,9 @@ class GraphSteps:
         slot.load(work, batches)
         for number, size in enumerate(sizes):
             slot.bring(work, batches[number])
-            slot.graphs[size].replay()
+            graph = slot.graph_for(size)
+            assert graph is not None  # captured above
+            graph.replay()
         slot.hand_back(work)
         return None
 
@@ -179,21 +184,28 @@ class _Tray:
 
 
 class _Slot:
-    """One phase on one lane: tensors at fixed places, an optimiser, and a graph for every batch size."""
+    """One phase on one lane: tensors at fixed places, an optimiser, and graphs.
+
+    There is a graph for whole batches; other batches share one that is filled up, or have one for every size.
+    """
 
     def __init__(self, recorder: Recorder, work: Work, batches: Sequence[Tensor]) -> None:
         device = work.numerics.device
         self.recorder = recorder
         self.resident = work.data.pool is recorder.resident
         self.tray = _Tray()
-        self.order = torch.zeros(_room(sum(map(len, batches))), dtype=torch.int64, device=device)
+        self.width = work.local.batch_size + 1  # of a batch that is filled up: a last sample joins the batch before it
+        self.order = torch.zeros(_room(sum(map(len, batches)) + self.width), dtype=torch.int64, device=device)
         self.place = torch.zeros((), dtype=torch.int64, device=device)  # how far the steps have come
-        self.ahead = torch.arange(max(map(len, batches)) + work.local.batch_size + 1, device=device)
+        self.count = torch.zeros((), dtype=torch.int64, device=device)  # the samples of a batch that is filled up
+        self.ahead = torch.arange(max(map(len, batches)) + self.width, device=device)
         self.numbers = torch.zeros(_room(work.data.size), dtype=torch.int64, device=device)
         context = work.context
         if isinstance(context, Tensor):
             context = context.new_zeros((len(self.numbers), *context.shape[1:]))
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.filled: torch.cuda.CUDAGraph | None = None
+        self.fills = recorder.fills and self.resident and (work.phase.stacks or work.phase.objective is supervised)
         self.optimizer = work.local.make_optimizer(work.trained, capturable=True)
         self.work = replace(
             work,
@@ -210,7 +222,7 @@ class _Slot:
         resident = work.data.pool is self.recorder.resident
         return (
             self.resident == resident
-            and sum(map(len, batches)) <= len(self.order)
+            and sum(map(len, batches)) + self.width <= len(self.order)
             and work.data.size <= len(self.numbers)
         )
 
@@ -233,18 +245,32 @@ class _Slot:
         if tensors := [value for value in kept if isinstance(value, Tensor)]:
             torch._foreach_zero_(tensors)
 
-    def capture(self, size: int, work: Work) -> None:
-        """Record the step for batches of one size."""
-        if not self.resident:
-            inputs, targets = work.data.pool.batch(work.data.train[torch.zeros(size, dtype=torch.int64)])
-            self.tray.batches[size] = inputs.clone(), targets.clone()
+    def graph_for(self, size: int) -> torch.cuda.CUDAGraph | None:
+        """The graph for the next batch, told how many samples that has; None: it has to be captured."""
+        if size in self.graphs or not self.fills or size == self.work.local.batch_size:
+            return self.graphs.get(size)
+        self.count.fill_(size)
+        return self.filled
 
+    def capture(self, sizes: Sequence[int], work: Work) -> None:
+        """Record what is missing for batches of these sizes."""
+        whole = self.work.local.batch_size
+        for size in sorted(set(sizes) - self.graphs.keys(), reverse=True):
+            if size != whole and self.fills:
+                self.filled = self.filled or self._record(self.width, self.count.fill_(size))
+            else:
+                if not self.resident:
+                    inputs, targets = work.data.pool.batch(work.data.train[torch.zeros(size, dtype=torch.int64)])
+                    self.tray.batches[size] = inputs.clone(), targets.clone()
+                self.graphs[size] = self._record(size)
+
+    def _record(self, size: int, count: Tensor | None = None) -> torch.cuda.CUDAGraph:
         def run() -> None:
-            self.work.step(self.optimizer, self.order[self.place + self.ahead[:size]])
-            self.place.add_(size)
+            self.work.step(self.optimizer, self.order[self.place + self.ahead[:size]], count)
+            self.place.add_(size if count is None else count)
 
         self.place.zero_()
-        self.graphs[size] = self.recorder.record(run)
+        return self.recorder.record(run)
 
     def bring(self, work: Work, index: Tensor) -> None:
         """Put the next batch onto the tray, unless the graph gathers it by itself."""
@@ -258,6 +284,29 @@ class _Slot:
         """The client goes on where the replays have ended."""
         work.total.add_(self.work.total)
         work.draws.set_state(self.recorder.generator.get_state())
+
+
+@torch.no_grad()
+def fillable(model: nn.Module, data: ClientData, local: Local, seeded: Seeded, numerics: Numerics) -> bool:
+    """Whether samples of weight 0 may fill a batch up: the loss is a mean over samples that do not see each other.
+
+    It is tried: a sample goes through a copy of the model, in training, among others and among copies of itself.
+    """
+    if "reduction" not in inspect.signature(local.loss).parameters:
+        return False
+    inputs, _ = data.pool.batch(data.train[: local.batch_size + 1])
+    if bool((inputs == inputs[:1]).all()):
+        return False  # it cannot be told
+    found: list[Tensor] = []
+    for batch in (inputs, inputs[:1].expand_as(inputs).contiguous()):
+        trial = numerics.place(copy.deepcopy(model)).train()
+        with seeded(torch.Generator(numerics.device)), numerics.autocast():
+            outputs = trial(numerics.inputs(batch))
+        if not isinstance(outputs, Tensor):
+            return False
+        found.append(outputs[0].float())
+    among, alone = found
+    return torch.allclose(among, alone, rtol=1e-3, atol=1e-4)
 
 
 class GraphCall:

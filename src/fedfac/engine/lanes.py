@@ -32,7 +32,7 @@ from fedfac.aggregate import Sums
 from fedfac.anatomy import Anatomy
 from fedfac.data.federation import Federation, Pool
 from fedfac.engine import stacked
-from fedfac.engine.graphs import Gate, GraphCall, GraphSteps, Recorder, counted
+from fedfac.engine.graphs import Gate, GraphCall, GraphSteps, Recorder, counted, fillable
 from fedfac.engine.store import Store
 from fedfac.errors import ConfigError
 from fedfac.evaluate import BATCH, Metric, Score, predict, tally
@@ -64,6 +64,7 @@ class Lane:
         resident: Pool | None,
         loss: Loss,
         classes: int | None,
+        fills: bool = False,
     ) -> None:
         self.model = numerics.place(copy.deepcopy(model))
         self.state = references(self.model)
@@ -73,7 +74,7 @@ class Lane:
         self.stream: torch.cuda.Stream | None = None
         if numerics.device.type == "cuda":
             self.stream = torch.cuda.Stream(numerics.device)  # type: ignore[no-untyped-call]
-            recorder = Recorder(self.state, self.stream, gate, resident, torch.Generator(numerics.device))
+            recorder = Recorder(self.state, self.stream, gate, resident, torch.Generator(numerics.device), fills)
             self.steps = GraphSteps(recorder)
             if "reduction" in inspect.signature(loss).parameters:  # a mean over samples, one by one
                 self.sums = GraphCall(recorder, self._count)
@@ -177,11 +178,22 @@ class LaneEngine:
         if stack and reason is not None:
             raise ConfigError(f"the clients of this model cannot be stacked: {reason}. Leave out stack=True.")
         self.stacked = reason is None and stack is not False
+        fills = self.device.type == "cuda" and fillable(
+            model, self.federation.client(0), local, self.seeded, self.numerics
+        )
         self._gate = Gate()
         self._free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
         for _ in range(self.lanes):
             self._free.put(
-                Lane(model, self.numerics, self._gate, self.federation.pool, local.loss, self.federation.classes)
+                Lane(
+                    model,
+                    self.numerics,
+                    self._gate,
+                    self.federation.pool,
+                    local.loss,
+                    self.federation.classes,
+                    fills,
+                )
             )
         self._threads_before = torch.get_num_threads()
         if self.device.type == "cpu":

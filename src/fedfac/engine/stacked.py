@@ -24,7 +24,7 @@ from torch.optim.sgd import sgd
 
 from fedfac.data.federation import ClientData, Pool
 from fedfac.evaluate import BATCH, Metric, Score, tally
-from fedfac.method import PERSONAL, Loss, Phase, Step, per_sample, supervised
+from fedfac.method import PERSONAL, Loss, Phase, Step, supervised, weighted
 from fedfac.noise import Seeded, silent
 from fedfac.split import Split
 from fedfac.state import State
@@ -124,11 +124,8 @@ class _Objective(nn.Module):
 
     def forward(self, inputs: Tensor, targets: Tensor, weights: Tensor, received: State, index: Tensor) -> Tensor:
         """The objective on the samples that have weight."""
-
-        def weighted(outputs: Any, wanted: Tensor) -> Tensor:
-            return (per_sample(self.loss, outputs, wanted) * weights).sum() / weights.sum()
-
-        return self.phase.objective(Step(self.model, inputs, targets, weighted, received, index))
+        step = Step(self.model, inputs, targets, weighted(self.loss, weights), received, index)
+        return self.phase.objective(step)
 
 
 class _Stack:
