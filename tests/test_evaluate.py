@@ -535,6 +535,13 @@ def test_every_so_many_rounds_are_evaluated_and_the_last_one(every: int, wanted:
     assert result.metrics.column("round").to_pylist() == wanted
 
 
+@pytest.mark.parametrize(("start", "tested"), [(1, [2, 4, 5]), (3, [4, 5]), (9, [5])])
+def test_the_first_round_that_is_tested(start: int, tested: list[int]) -> None:
+    settings = SMALL | {"rounds": 5, "evaluate_every": 2, "evaluate_from": start}
+    result = fedfac.fit(small_model(), small_federation(), method=methods.fedavg(), **settings)
+    assert [r["round"] for r in result.records if "test" in r] == tested
+
+
 def test_a_copy_that_does_not_stay_finite_while_it_is_tuned_is_not_evaluated() -> None:
     """The learning rate of the fine-tuning explodes on one client; it predicts with the global model then."""
     draws = torch.Generator()

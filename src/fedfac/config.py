@@ -81,6 +81,7 @@ class TrainConfig:
     evaluate_every: int | None = _option(
         None, "test every so many rounds (default: as often as it costs a fifth of the training at most)"
     )
+    evaluate_from: int = _option(1, "the first round that may be tested")
     evaluate_clients: int | None = _option(None, "test on that many clients only")
     newcomers: float = _option(0.0, "share of clients kept out of training, for 'fedfac newcomers'")
     precision: str = _option("auto", "fp32, tf32 or bf16; auto: bf16 for convolutional models on a GPU, else fp32")

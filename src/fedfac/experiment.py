@@ -159,12 +159,18 @@ def load(
         raise RunError(f"{path} was trained by the method {settings['method']}, not by {method}: give that one")
     same_loss = settings["local"]["loss"] == name_of(loss)
     names = found["names"] or numbers(settings["clients"])
+    plan = method.plan(Anatomy.of(template)) if method is not None else None
     split = Split.from_json(found["split"])
-    warm = saved.round <= settings["method"].get("warmup", 0) > 0
+    if plan is not None:
+        split = plan.split_in(saved.round, saved.masks)
+    elif saved.round <= settings["method"].get("warmup", 0) > 0:
+        split = Split(split.shapes)
+    else:
+        split = split.with_masks(saved.masks)
     return Result(
         template=template,
         server=saved.server,
-        split=Split(split.shapes) if warm else split.with_masks(saved.masks),
+        split=split,
         store=Elsewhere() if "remote" in found else directory,
         names=names,
         records=directory.records(),
@@ -173,7 +179,7 @@ def load(
         path=Path(path),
         finished=saved.round >= found["rounds"],
         seed=settings["seed"],
-        plan=method.plan(Anatomy.of(template)) if method is not None else None,
+        plan=plan,
         local=Local(**{**settings["local"], "loss": loss}) if same_loss else None,
         federation=federation,
         newcomers=hold_out_newcomers(settings["clients"], settings["newcomers"], settings["seed"])[1],

@@ -124,6 +124,7 @@ class Plan:
     every_round: bool = False  # decide after every round's training, or once before the first round
     probe_all: bool = False  # the once-only decision looks at all clients, not at one cohort
     warmup: int = 0  # so many rounds share everything; the split, and the first decision, come after them
+    own: frozenset[str] = frozenset()  # tensors that stay personal even then
     phases: tuple[Phase, ...] = (Phase(),)
     refresh: tuple[Phase, ...] = ()  # on a copy of the client's model before it is evaluated or handed out
     newcomer: tuple[Phase, ...] = ()  # how a client that was never there makes a model its own
@@ -140,9 +141,9 @@ class Plan:
         return 0 if self.rule is not None and not self.every_round and not self.warmup else self.warmup + 1
 
     def split_in(self, round: int, masks: Mapping[str, Sequence[bool]] | None = None) -> Split:
-        """The split of a round: everything is shared while the method warms up."""
+        """The split of a round: (nearly) everything is shared while the method warms up."""
         if self.warmup and round <= self.warmup:
-            return Split(self.split.shapes)
+            return Split(self.split.shapes, self.own)
         return self.split if masks is None else self.split.with_masks(masks)
 
     def decides(self, round: int) -> bool:
@@ -151,9 +152,10 @@ class Plan:
             return False
         return round == self.first_decision or (self.every_round and round > self.first_decision)
 
-    @property
-    def evaluates(self) -> str:
-        """Which model is evaluated: the global one, the client's personal one, or a fine-tuned copy."""
+    def evaluates(self, round: int) -> str:
+        """Which model is evaluated in a round: the global one, the client's personal one, or a fine-tuned copy."""
+        if self.warmup and round <= self.warmup:
+            return "personal" if self.own else "global"
         if any(phase.epochs != 0 for phase in self.refresh):
             return "fine-tuned"
         return "personal" if self.split.kept else "global"

@@ -122,11 +122,9 @@ class Result:
     @property
     def splits(self) -> dict[int, Split]:
         """The split after every round; while a method warms up, everything is shared."""
-        warmup = 0 if self.plan is None else self.plan.warmup
-        return {
-            number: self.split.with_masks(masks) if number > warmup or not warmup else Split(self.split.shapes)
-            for number, masks in self.masks.items()
-        }
+        if self.plan is None:
+            return {number: self.split.with_masks(masks) for number, masks in self.masks.items()}
+        return {number: self.plan.split_in(number, masks) for number, masks in self.masks.items()}
 
     @property
     def metrics(self) -> pa.Table:

@@ -63,6 +63,7 @@ class Settings:
     cohort: int | None = None
     seed: int = 0
     evaluate_every: int | None = None
+    evaluate_from: int = 1
     evaluate_clients: int | None = None
     metrics: Mapping[str, evaluate.Metric] | Sequence[str] | None = None
     newcomers: float = 0.0
@@ -96,6 +97,7 @@ def fit(
     loss: Loss = F.cross_entropy,
     seed: int = 0,
     evaluate_every: int | None = None,
+    evaluate_from: int = 1,
     evaluate_clients: int | None = None,
     metrics: Mapping[str, evaluate.Metric] | Sequence[str] | None = None,
     newcomers: float = 0.0,
@@ -133,9 +135,9 @@ def fit(
         Local training. The paper: Adam at 1e-3, reset every round. ``loss(outputs, targets)`` is a mean.
     seed
         Everything random is a function of it.
-    evaluate_every, evaluate_clients, metrics
+    evaluate_every, evaluate_from, evaluate_clients, metrics
         Test every so many rounds (and after the last one; by default as often as it costs a fifth of the training
-        at most, counted in samples), on all clients or on that many of them; further
+        at most, counted in samples), beginning with that round, on all clients or on that many of them; further
         figures by name (``"mse"``, ``"mae"``, ``"r2"``) or as functions of (outputs, targets).
     newcomers
         The share of clients that is kept out of training, to be served afterwards (``result.adapt``).
@@ -174,6 +176,7 @@ def fit(
         cohort=cohort,
         seed=seed,
         evaluate_every=evaluate_every,
+        evaluate_from=evaluate_from,
         evaluate_clients=evaluate_clients,
         metrics=metrics,
         newcomers=newcomers,
@@ -208,7 +211,9 @@ class Session:
     ) -> None:
         self.method = method = default_method() if method is None else method
         self.federation, self.local, self.settings, self.seed = federation, local, settings, settings.seed
-        at_least_one(rounds=settings.rounds, evaluate_every=settings.evaluate_every)
+        at_least_one(
+            rounds=settings.rounds, evaluate_every=settings.evaluate_every, evaluate_from=settings.evaluate_from
+        )
         self.participants, self.newcomers = hold_out_newcomers(len(federation), settings.newcomers, self.seed)
         self.cohort = cohort_size(len(self.participants), settings.rate, settings.cohort)
         self.tested = tested_clients(self.participants, settings.evaluate_clients, self.seed)
@@ -318,12 +323,12 @@ class Session:
             record |= _training_record(skip.outcomes, self.federation.names) | {"skipped": str(skip)}
         record["shared_share"] = self.split.shared_share
         record["split"] = _split_record(self.split, before, decision)
-        due = number % self.evaluate_every == 0 or number == self.settings.rounds
+        due = number % self.evaluate_every == 0 and number >= self.settings.evaluate_from
+        due = due or number == self.settings.rounds
         test = number > 0 and due and "skipped" not in record
         if test:
             scores = self.engine.evaluate(number, self.server, self.split, self.tested)
-            kind = "global" if number <= self.plan.warmup else self.plan.evaluates
-            record |= {part: evaluate.summary(own, kind) for part, own in scores.items()}
+            record |= {part: evaluate.summary(own, self.plan.evaluates(number)) for part, own in scores.items()}
             self.client_table = evaluate.table(scores["test"], self.federation.names)
             absent = set(self.tested) - {score.client for score in scores["test"]}
             if absent:
@@ -417,6 +422,7 @@ class Session:
             "cohort": self.cohort,
             "seed": self.seed,
             "evaluate_every": self.evaluate_every,
+            **({"evaluate_from": self.settings.evaluate_from} if self.settings.evaluate_from > 1 else {}),
             "evaluate_clients": self.settings.evaluate_clients,
             "metrics": list(metrics),
             "newcomers": self.settings.newcomers,

@@ -168,7 +168,9 @@ def train_client(
     total = torch.zeros((), dtype=torch.float64, device=numerics.device)
     seen = 0
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    for number, phase in enumerate(phases):
+    number = -1
+    for phase in phases:
+        number += phase.epochs != 0  # one that only prepares does not change the order of the others' batches
         with numerics.autocast():
             context = None if phase.before is None else phase.before(Begin(model, data, local.loss))
         trains = split.kept if phase.trains == PERSONAL else phase.trains

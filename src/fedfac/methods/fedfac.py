@@ -10,8 +10,9 @@ Where we differ from the paper's text, and why: the correlation comes from sums 
 mean of the cohort's weights, since a sum of updates is not defined for it; Λ may include the head.
 
 FedFac+ is FedFac with switches that the paper does not have, each of which can be turned off: a personal head,
-rounds of warm-up, moments and masks that change slowly, and personal parts refreshed before a client predicts. All
-of it runs in FedFac's protocol: only sums leave a client. What each is worth: docs/fedfac-plus.md.
+rounds of warm-up, moments and masks that change slowly, personal parts refreshed before a client predicts, and class
+frequencies as a prior. All of it runs in FedFac's protocol: only sums leave a client. What each is worth:
+docs/fedfac-plus.md.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fedfac.anatomy import Anatomy, Layer, LayerKey
 from fedfac.errors import ConfigError, did_you_mean
 from fedfac.factor import ESTIMATORS, check_kappa
 from fedfac.method import PERSONAL, Method, Phase, Plan, at_least_zero, refreshed
+from fedfac.methods.prior import with_prior
 from fedfac.rules import SOLVERS, FactorRule, RandomRule, Rule, Threshold, VarianceRule, check_decay, per_layer
 from fedfac.split import NORM_OPTIONS, Mask, Split, mask_of, mask_text
 
@@ -50,6 +52,7 @@ def fedfac(
     decay: float = 0.0,
     hysteresis: float = 0.0,
     refresh_epochs: int = 0,
+    prior: float = 0.0,
     probe_all: bool = False,
     eta_g: float = 1.0,
 ) -> Method:
@@ -86,6 +89,9 @@ def fedfac(
     refresh_epochs
         Before a client predicts, a copy of its model trains its personal part for so many epochs, the shared part
         frozen: the shared part has moved since the client last trained.
+    prior
+        Class frequencies: so much of log π_c is added to client c's outputs, in training and in prediction, so that
+        weights need not learn which classes a client has (:mod:`fedfac.methods.prior`). Without classes: nothing.
     probe_all
         Static only: let all clients train for the one factor analysis instead of one cohort.
     eta_g
@@ -109,6 +115,7 @@ def fedfac_plus(
     decay: float = 0.9,
     hysteresis: float = 0.1,
     refresh_epochs: int = 1,
+    prior: float = 1.0,
     probe_all: bool = False,
     eta_g: float = 1.0,
 ) -> Method:
@@ -177,6 +184,7 @@ def random_split(
     head: str = "shared",
     warmup: int = 0,
     refresh_epochs: int = 0,
+    prior: float = 0.0,
     eta_g: float = 1.0,
 ) -> Method:
     """A random split in place of factor analysis: fixed (drawn once) or redrawn every round."""
@@ -189,6 +197,7 @@ def random_split(
         head=head,
         warmup=warmup,
         refresh_epochs=refresh_epochs,
+        prior=prior,
         every_round=redraw,
         eta_g=eta_g,
         options={"redraw": redraw},
@@ -233,6 +242,7 @@ def all_personal(
     head: str = "shared",
     warmup: int = 0,
     refresh_epochs: int = 0,
+    prior: float = 0.0,
     eta_g: float = 1.0,
 ) -> Method:
     """The layers in Λ are wholly personal: FedFac with τ = inf, without its factor analysis."""
@@ -244,7 +254,8 @@ def all_personal(
         return Plan(split=split.with_masks(masks), warmup=warmup, refresh=refreshed(refresh_epochs), **_NEWCOMERS)
 
     options = {"layers": list(layers), "norm": norm, "head": head, "warmup": warmup, "refresh_epochs": refresh_epochs}
-    return Method(name="all-personal", plan=plan, server_rate=eta_g, options={**options, "eta_g": eta_g})
+    options |= {"prior": prior, "eta_g": eta_g}
+    return with_prior(Method(name="all-personal", plan=plan, server_rate=eta_g, options=options), prior)
 
 
 def given_split(*, masks: Mapping[Any, Sequence[bool] | str], norm: str = "follow", eta_g: float = 1.0) -> Method:
@@ -294,6 +305,7 @@ def _by_element(
     eta_g: float,
     options: dict[str, Any],
     hysteresis: float = 0.0,
+    prior: float = 0.0,
     probe_all: bool = False,
 ) -> Method:
     """A method that splits the layers in Λ by a rule; values are checked now, layers with the model."""
@@ -326,5 +338,5 @@ def _by_element(
         )
 
     recorded = {"layers": list(layers), "tau": tau, "norm": norm, "head": head, "warmup": warmup}
-    recorded |= {"hysteresis": hysteresis, "refresh_epochs": refresh_epochs, "eta_g": eta_g, **options}
-    return Method(name=name, plan=plan, server_rate=eta_g, options=recorded)
+    recorded |= {"hysteresis": hysteresis, "refresh_epochs": refresh_epochs, "prior": prior, "eta_g": eta_g, **options}
+    return with_prior(Method(name=name, plan=plan, server_rate=eta_g, options=recorded), prior)

@@ -18,14 +18,18 @@ from __future__ import annotations
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError
 from fedfac.method import PERSONAL, Method, Phase, Plan, at_least_one, at_least_zero, refreshed
+from fedfac.methods.prior import with_prior
 from fedfac.split import Split
 
 
-def fedper(*, personal_layers: int = 1, warmup: int = 0, refresh_epochs: int = 0, eta_g: float = 1.0) -> Method:
+def fedper(
+    *, personal_layers: int = 1, warmup: int = 0, refresh_epochs: int = 0, prior: float = 0.0, eta_g: float = 1.0
+) -> Method:
     """The last ``personal_layers`` layers stay with the client; 0 is FedAvg.
 
-    Not in the paper, and off by default: ``warmup`` rounds that share everything, and ``refresh_epochs`` on the
-    personal layers (of a copy) before a client predicts.
+    Not in the paper, and off by default: ``warmup`` rounds that share everything, ``refresh_epochs`` on the
+    personal layers (of a copy) before a client predicts, and class frequencies as a ``prior``
+    (:mod:`fedfac.methods.prior`).
     """
     at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
 
@@ -34,8 +38,9 @@ def fedper(*, personal_layers: int = 1, warmup: int = 0, refresh_epochs: int = 0
         refresh = refreshed(refresh_epochs)
         return Plan(split=split, warmup=warmup, refresh=refresh, newcomer=(Phase(trains=PERSONAL),))
 
-    options = {"personal_layers": personal_layers, "warmup": warmup, "refresh_epochs": refresh_epochs, "eta_g": eta_g}
-    return Method(name="fedper", plan=plan, server_rate=eta_g, options=options)
+    options = {"personal_layers": personal_layers, "warmup": warmup, "refresh_epochs": refresh_epochs, "prior": prior}
+    method = Method(name="fedper", plan=plan, server_rate=eta_g, options={**options, "eta_g": eta_g})
+    return with_prior(method, prior)
 
 
 def fedrep(
