@@ -66,3 +66,11 @@ def test_the_readme_shows_the_figures_of_the_results_page() -> None:
             line = re.search(rf"^\| {method} \|[ *]*(\.\d+)", section, re.MULTILINE)
             assert line is not None
             assert line[1] == figure
+
+
+def test_no_text_has_the_marks_of_a_merge() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in listed.splitlines():
+        path = ROOT / name
+        if path.suffix in {".md", ".py", ".toml", ".txt", ".yml"} or not path.suffix:
+            assert not re.search(r"^(<{7}|>{7}|\|{7}) ", path.read_text(), re.MULTILINE), name

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
+
+from fedfac import methods
+from fedfac.comparison import _expand
+from fedfac.config import read_toml
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SAID = {
@@ -32,3 +37,14 @@ def test_an_example_runs(
     assert SAID[name] in capsys.readouterr().out
     if name == "digits.py":
         assert Path("runs/example-digits/report.html").stat().st_size > 50_000
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.name)
+def test_a_config_file_is_understood(path: Path, tmp_path: Path) -> None:
+    tables = read_toml(path)
+    grid = tables.pop("compare")
+    wanted = {"seeds": [0], "vary": {}, "time_rounds": 0, **grid, "tables": tables}
+    cells = _expand(tmp_path, wanted).cells
+    assert len(cells) == len(grid["methods"]) * math.prod(len(values) for values in wanted["vary"].values())
+    for cell in cells:
+        methods.build(cell.config.method_name, cell.config.method_options)
