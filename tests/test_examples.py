@@ -45,6 +45,7 @@ def test_a_config_file_is_understood(path: Path, tmp_path: Path) -> None:
     grid = tables.pop("compare")
     wanted = {"seeds": [0], "vary": {}, "time_rounds": 0, **grid, "tables": tables}
     cells = _expand(tmp_path, wanted).cells
-    assert len(cells) == len(grid["methods"]) * math.prod(len(values) for values in wanted["vary"].values())
+    settings = math.prod(len(values) for values in wanted["vary"].values())
+    assert len(cells) == len(grid["methods"]) * settings * len(wanted["seeds"])
     for cell in cells:
         methods.build(cell.config.method_name, cell.config.method_options)
