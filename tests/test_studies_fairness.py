@@ -65,7 +65,7 @@ def test_the_words_follow_the_numbers(found: tuple[Finding, Path]) -> None:
     page = (found[1] / "page.md").read_text()
     summary = found[0].summary["methods"]
     place = [row["method"] for row in summary].index("fedfac") + 1
-    assert f"**FedFac's median is number {place} of {len(summary)}**" in page
+    assert f"**FedFac is number {place} of {len(summary)} by its median**" in page
 
     def rows(fedfac: list[float], fedavg: list[float]) -> str:
         made = [
@@ -75,8 +75,10 @@ def test_the_words_follow_the_numbers(found: tuple[Finding, Path]) -> None:
         return fairness._said(sorted(spread, key=lambda row: -row["median"]))
 
     good = rows([0.8, 0.9, 1.0], [0.1, 0.5, 0.9])
-    assert "number 1 of 2** (0.900; as in the paper)" in good
+    assert "number 1 of 2 by its median** (0.900; as in the paper)" in good
     assert good.endswith("both hold here against FedAvg.")
     bad = rows([0.1, 0.5, 0.9], [0.8, 0.9, 1.0])
-    assert "number 2 of 2** (0.500; not first, as the paper has it; the first is fedavg)" in bad
+    assert "number 2 of 2 by its median** (0.500; not first, as the paper has it; the first is fedavg)" in bad
     assert bad.endswith("against FedAvg that does not hold here.")
+    tied = rows([0.6, 0.9, 0.9], [0.7, 0.9, 1.0])
+    assert "(0.900, which 1 other has too: the mean decides; " in tied

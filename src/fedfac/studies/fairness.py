@@ -128,8 +128,10 @@ def _said(own: Sequence[Row]) -> str:
     fedavg = next(row for row in own if row["method"] == "fedavg")
     best = own[0]
     claim = "as in the paper" if place == 1 else f"not first, as the paper has it; the first is {best['method']}"
+    equal = sum(row["median"] == ours["median"] for row in own) - 1
+    tie = f", which {equal} other{'s have' if equal > 1 else ' has'} too: the mean decides" if equal else ""
     return (
-        f"**FedFac's median is number {place} of {count}** ({ours['median']:.3f}; {claim}), FedAvg's is "
+        f"**FedFac is number {place} of {count} by its median** ({ours['median']:.3f}{tie}; {claim}), FedAvg's is "
         f"{fedavg['median']:.3f}. Its spread between clients is number {rank} of {count}, the smallest first (standard "
         f"deviation {ours['std']:.3f}; FedAvg {fedavg['std']:.3f}, the smallest {steady[0]['method']} "
         f"{steady[0]['std']:.3f}). The paper says that FedFac improves the accuracy of most clients and has a "
