@@ -251,6 +251,20 @@ def test_a_file_can_describe_a_comparison(
     assert json.loads(capsys.readouterr().out)["newcomers"] == last
 
 
+def test_newcomers_of_a_run_in_tf32_can_be_served_where_there_is_no_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "r"
+    flags = ["--clients", "6", "--rounds", "1", "--epochs", "1", "--newcomers", "0.4", "--device", "cpu", "--quiet"]
+    assert main(["run", *flags, "--json", "--out", str(out)]) == 0
+    found = json.loads(capsys.readouterr().out)["newcomers"]["adapt"]
+    config = json.loads((out / "config.json").read_text())
+    config["origin"]["train"]["precision"] = "tf32"  # as if it had been trained on one
+    (out / "config.json").write_text(json.dumps(config))
+    assert main(["newcomers", str(out), "--device", "cpu", "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["newcomers"][0]["runs"] == [found]
+
+
 def test_without_newcomers_no_table_speaks_of_them(trained: Comparison) -> None:
     blocks = tables.blocks(trained)
     for text in (tables.csv_text(trained), tables.markdown(blocks), tables.latex(blocks)):

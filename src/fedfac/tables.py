@@ -32,8 +32,8 @@ NOTE = (
 )
 PLAIN_NOTE = "Last evaluation, over all test samples. ± is the standard deviation over seeds. Best in bold."
 NEWCOMERS_NOTE = (
-    " newcomers: over all test samples of the clients that were kept out of training, each with the model that the "
-    "method's own rule gives it (adapt), last round."
+    " newcomers: over all test samples of the clients that were kept out of training, each with the model that it "
+    "gets by adapting as the method prescribes, last round."
 )
 TIME_NOTE = " time: seconds a round relative to FedAvg's, methods alternating."
 

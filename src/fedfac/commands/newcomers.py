@@ -21,6 +21,7 @@ from rich.table import Table
 from fedfac import comparison, experiment
 from fedfac.commands.flags import add_running_flags, check_epochs
 from fedfac.commands.show import wide_console
+from fedfac.engine.lanes import pick_device
 from fedfac.newcomers import serve
 from fedfac.progress import Steps
 
@@ -44,13 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     with Steps("newcomers", len(runs), quiet=arguments.quiet) as progress:
         for name, path in runs:
-            train = experiment.config_of(path).train
+            train, device = experiment.config_of(path).train, pick_device(arguments.device)
             served = serve(
                 experiment.load(path),
                 epochs=arguments.epochs,
                 lanes=arguments.lanes,
-                device=arguments.device,
-                precision=train.precision,
+                device=device,
+                precision="auto" if device.type != "cuda" and train.precision == "tf32" else train.precision,
                 layout=train.layout,
                 deterministic=train.deterministic,
                 stack=train.stack,
