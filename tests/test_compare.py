@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from fedfac import comparison, experiment, tables
 from fedfac.cli import main
 from fedfac.comparison import Comparison
 from fedfac.errors import ConfigError, RunError
+from fedfac.report import facts as report_facts
 from fedfac.run import RunDirectory
 from fedfac.state import references, same
 
@@ -200,7 +202,31 @@ def test_a_file_can_describe_a_comparison(
     out = capsys.readouterr().out
     assert "fedfac" in out
     assert "time" in out
-    assert (Path("g") / "table.tex").exists()
+    planned = comparison.load(Path("g"))
+    cells = list(csv.DictReader(io.StringIO((Path("g") / "results.csv").read_text())))
+    for cell, row in zip(planned.cells, cells, strict=True):
+        (found,) = [r["newcomers"]["adapt"] for r in RunDirectory.read(cell.folder).records() if "newcomers" in r]
+        assert float(row["newcomers_accuracy"]) == found["accuracy"]
+        assert float(row["newcomers_worst_decile"]) == found["worst_decile"]
+    means = {
+        method: f"{statistics.fmean(float(r['newcomers_accuracy']) for r in cells if r['method'] == method):.3f}"
+        for method in planned.methods
+    }
+    (block,) = tables.blocks(planned)
+    assert {method: f"{row['newcomers_accuracy'].mean:.3f}" for method, row in block.rows.items()} == means
+    for text in (out, (Path("g") / "table.md").read_text(), (Path("g") / "table.tex").read_text()):
+        head = next(line for line in text.splitlines() if "worst decile" in line)
+        assert head.index("Jain") < head.index("newcomers") < head.index("time")
+        for method, mean in means.items():
+            assert mean in next(line for line in text.splitlines() if re.search(rf"{method}\W+(global|personal)", line))
+    assert "newcomers: over all test samples of the clients that were kept out" in (Path("g") / "table.md").read_text()
+    (table,) = report_facts.gather([Path("g")])["tables"]
+    shown = table["columns"].index("newcomers")
+    assert [row["cells"][shown]["text"][:5] for row in table["rows"]] == list(means.values())
+    assert main(["newcomers", "g", "--lanes", "1", "--device", "cpu", "--json", "--quiet"]) == 0
+    rows = json.loads(capsys.readouterr().out)["newcomers"]
+    adapted = [figures for row in rows if row["rule"] == "adapt" for figures in row["runs"]]
+    assert [figures["accuracy"] for figures in adapted] == [float(row["newcomers_accuracy"]) for row in cells]
     assert main(["newcomers", "g", "--epochs", "1", "--json", "--quiet"]) == 0
     rows = json.loads(capsys.readouterr().out)["newcomers"]
     assert [(row["method"], row["rule"]) for row in rows] == [
@@ -212,6 +238,54 @@ def test_a_file_can_describe_a_comparison(
     assert main(["newcomers", "g/fedfac/seed-0"]) == 0
     assert "ensemble" in capsys.readouterr().out
     assert main(["run", "--config", "grid.toml", "--out", "r", "--quiet"]) == 0
+    last = RunDirectory.read(Path("r")).records()[-1]["newcomers"]
+    figures = last["adapt"]
+    line = (
+        f"newcomers: 2 clients, adapted model, accuracy {figures['accuracy']:.3f}, "
+        f"worst decile {figures['worst_decile']:.3f}"
+    )
+    assert line in capsys.readouterr().out
+    assert main(["inspect", "r"]) == 0
+    assert line in capsys.readouterr().out
+    assert main(["resume", "r", "--json", "--quiet"]) == 0  # it is finished: the figures are those of its last round
+    assert json.loads(capsys.readouterr().out)["newcomers"] == last
+
+
+def test_newcomers_of_a_run_in_tf32_can_be_served_where_there_is_no_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "r"
+    flags = ["--clients", "6", "--rounds", "1", "--epochs", "1", "--newcomers", "0.4", "--device", "cpu", "--quiet"]
+    assert main(["run", *flags, "--json", "--out", str(out)]) == 0
+    found = json.loads(capsys.readouterr().out)["newcomers"]["adapt"]
+    config = json.loads((out / "config.json").read_text())
+    config["origin"]["train"]["precision"] = "tf32"  # as if it had been trained on one
+    (out / "config.json").write_text(json.dumps(config))
+    assert main(["newcomers", str(out), "--device", "cpu", "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["newcomers"][0]["runs"] == [found]
+
+
+def test_without_newcomers_no_table_speaks_of_them(trained: Comparison) -> None:
+    blocks = tables.blocks(trained)
+    for text in (tables.csv_text(trained), tables.markdown(blocks), tables.latex(blocks)):
+        assert "newcomers" not in text
+
+
+def test_real_targets_of_newcomers_are_in_the_table_by_their_loss(tmp_path: Path) -> None:
+    rows = [f"{client},{x},{2 * x + client + 0.5}" for client in range(6) for x in range(12)]
+    (tmp_path / "data.csv").write_text("\n".join(["who,x,y", *rows]) + "\n")
+    asked = {
+        "data": {"name": str(tmp_path / "data.csv"), "label": "y", "client": "who"},
+        "train": {"rounds": 1, "epochs": 1, "newcomers": 0.4},
+    }
+    planned = comparison.plan(tmp_path / "c", methods=["fedavg", "fedper"], tables=asked)
+    assert comparison.train(planned) == {}
+    (block,) = tables.blocks(planned)
+    means = {method: row["newcomers_loss"].mean for method, row in block.rows.items()}
+    (best,) = [method for method, row in block.rows.items() if row["newcomers_loss"].best]
+    assert means[best] == min(means.values())
+    assert "newcomers' loss" in tables.markdown([block])
+    assert "Accuracy" not in tables.markdown([block])
 
 
 @pytest.mark.parametrize(

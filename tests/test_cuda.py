@@ -15,6 +15,7 @@ import fedfac
 from fedfac import methods
 from fedfac.conformance import small_federation, small_model
 from fedfac.engine.graphs import GraphCall, GraphSteps, Recorder
+from fedfac.newcomers import serve
 from fedfac.seeds import global_stream, stream
 from fedfac.state import same
 from fedfac.training import eager
@@ -137,6 +138,31 @@ def test_last_batches_of_all_sizes_share_a_graph_if_no_sample_sees_another(monke
     for name, tensor in eagerly.server.items():
         torch.testing.assert_close(filled.server[name], tensor, rtol=1e-3, atol=1e-4)
     assert filled.records[-1]["train_loss"] == pytest.approx(eagerly.records[-1]["train_loss"], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedavg+", "fedper", "fedfac", "fedem", "lg-fedavg", "ditto"])
+def test_newcomers_are_served_by_replays_as_a_cpu_serves_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments: dict[str, Any] = {
+        "rounds": 2, "cohort": 3, "epochs": 2, "batch_size": 8, "optimizer": "sgd", "lr": 0.05, "newcomers": 0.4,
+        "precision": "fp32", "deterministic": True,
+    }  # fmt: skip
+    cpu, gpu = (
+        fedfac.fit(smooth_model(), small_federation(), method=methods.build(name), device=device, **arguments)
+        for device in ("cpu", "cuda")
+    )
+    here, there = (result.records[-1]["newcomers"]["adapt"] for result in (cpu, gpu))
+    assert (there["model"], there["samples"]) == (here["model"], here["samples"])
+    assert there["loss"] == pytest.approx(here["loss"], abs=5e-3)
+    made = captured(monkeypatch)
+    again = serve(cpu, device="cuda", precision="fp32", deterministic=True)
+    assert made
+    wanted = serve(cpu, device="cpu")
+    assert again.keys() == wanted.keys()
+    for rule, figures in wanted.items():
+        assert again[rule]["loss"] == pytest.approx(figures["loss"], abs=1e-3)
+    one_batch_at_a_time(monkeypatch)
+    eagerly = serve(cpu, device="cuda", precision="fp32", deterministic=True, lanes=1)
+    assert again["adapt"]["loss"] == pytest.approx(eagerly["adapt"]["loss"], abs=1e-3)
 
 
 def test_any_number_of_lanes_gives_the_same_bits_if_asked_to() -> None:

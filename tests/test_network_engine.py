@@ -270,6 +270,21 @@ def test_a_roster_has_clients_and_no_two_of_one_name() -> None:
     assert text == "two clients have the name 'a': give each a name of its own"
 
 
+def test_a_node_that_is_kept_out_of_training_is_not_asked_for_anything(tmp_path: Path) -> None:
+    run = deployment("fedper", train__cohort=2)
+    asked: set[int] = set()
+
+    def watch(client: int, request: Request, reply: Packet) -> Packet:
+        asked.add(client)
+        return reply
+
+    there = session(run, Loopback(nodes(run, tmp_path), watch), newcomers=0.25)
+    result = there.drive()
+    assert result.finished
+    assert not any("newcomers" in record for record in result.records)
+    assert asked == set(range(CLIENTS)) - set(there.newcomers) != set(range(CLIENTS))
+
+
 def test_clients_that_are_not_tested_get_the_last_model_too(tmp_path: Path) -> None:
     run = deployment("fedper")
     there = session(run, Loopback(nodes(run, tmp_path)), evaluate_clients=1)

@@ -29,7 +29,7 @@ from fedfac.run import RunDirectory, atomic_write, check_same_run
 PLAN = "comparison.json"
 TIMES = "times.json"
 FAILED = "failed.txt"
-LOWER_IS_BETTER = frozenset({"loss", "std", "mse", "mae", "time"})
+LOWER_IS_BETTER = frozenset({"loss", "std", "mse", "mae", "time", "newcomers_loss"})
 SIGNIFICANT = 0.05
 
 
@@ -164,16 +164,18 @@ def figures(cell: Cell) -> dict[str, Any]:
         return {}
     directory = RunDirectory.read(cell.folder)
     try:
-        tests = [r["test"] for r in directory.records() if "test" in r]
+        tested = [r for r in directory.records() if "test" in r]
     finally:
         directory.close()
-    if not tests:
+    if not tested:
         return {}
-    shown = dict(tests[-1])
+    shown = dict(tested[-1]["test"])
     if "accuracy" in shown:
-        headline = evaluate.headline([t["accuracy"] for t in tests])
+        headline = evaluate.headline([r["test"]["accuracy"] for r in tested])
         shown = {"last": headline["last"], "best": headline["best"], **shown}
-    return shown
+    newcomers = tested[-1].get("newcomers", {}).get("adapt", {})
+    wanted = ("accuracy", "worst_decile") if "accuracy" in newcomers else ("loss",)
+    return shown | {f"newcomers_{key}": newcomers[key] for key in wanted if key in newcomers}
 
 
 def client_accuracies(cell: Cell) -> dict[str, float]:
@@ -234,17 +236,16 @@ def seconds_a_round(
                 config,
                 lanes=lanes,
                 device=device,
-                rounds=rounds + 1,
-                evaluate_every=rounds + 2,
-                evaluate_clients=1,
+                rounds=rounds + 2,  # the last one would be evaluated, and newcomers served
+                evaluate_every=rounds + 3,
             )
         for number in range(rounds + 1):
             for name, session in sessions.items():
                 timing = session.step()["timing"]
-                while session.next_round <= number + 1 and not session.finished:  # a static method's round 0
+                while session.next_round <= number + 1:  # a static method's round 0
                     timing = session.step()["timing"]
                 if number > 0:
-                    seconds[name].append(sum(v for step, v in timing.items() if step != "evaluate"))
+                    seconds[name].append(sum(timing.values()))
     finally:
         for session in sessions.values():
             session.__exit__(None, None, None)

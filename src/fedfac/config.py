@@ -83,7 +83,7 @@ class TrainConfig:
     )
     evaluate_from: int = _option(1, "the first round that may be tested")
     evaluate_clients: int | None = _option(None, "test on that many clients only")
-    newcomers: float = _option(0.0, "share of clients kept out of training, for 'fedfac newcomers'")
+    newcomers: float = _option(0.0, "share of clients kept out of training, and served after the last round")
     precision: str = _option("auto", "fp32, tf32 or bf16; auto: bf16 for convolutional models on a GPU, else fp32")
     layout: str = _option("auto", "contiguous or channels-last; auto: channels-last for convolutional models")
     deterministic: bool = _option(False, "on a GPU: only kernels that give the same bits every time (slower)")

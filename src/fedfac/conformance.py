@@ -84,6 +84,10 @@ class Watched:
         """Pass on."""
         return self.inner.evaluate(round, server, split, clients)
 
+    def serve(self, server: State, split: Split, newcomers: Sequence[int]) -> list[Score]:
+        """Pass on."""
+        return self.inner.serve(server, split, newcomers)
+
     def close(self) -> None:
         """Pass on."""
         self.inner.close()

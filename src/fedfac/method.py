@@ -160,6 +160,11 @@ class Plan:
             return "fine-tuned"
         return "personal" if self.split.kept else "global"
 
+    def adapts(self, split: Split) -> str:
+        """Which model a newcomer gets under a split: an adapted one, or the global one if there is nothing to adapt."""
+        moves = any(p.before is not None or p.trains != PERSONAL or split.kept for p in self.newcomer)
+        return "adapted" if moves else "global"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Method:

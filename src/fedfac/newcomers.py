@@ -10,8 +10,8 @@ leave their clients, and is only made when it is asked for.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedfac import evaluate
-from fedfac.data.federation import ClientData
-from fedfac.engine.store import Store
+from fedfac.data.federation import ClientData, Federation
+from fedfac.engine.lanes import LaneEngine, pick_device
+from fedfac.engine.store import CachedStore, MemoryStore, Store
 from fedfac.errors import RunError, TrainingError
 from fedfac.method import Phase
 from fedfac.numerics import CPU, Numerics
@@ -126,25 +127,64 @@ class Ensemble(nn.Module):
             yield self._split.overlay(self._server, self._store.get(client))
 
 
-def serve(result: Result, *, epochs: int | None = None) -> dict[str, dict[str, Any]]:
+def serve(
+    result: Result,
+    *,
+    epochs: int | None = None,
+    lanes: int | None = None,
+    device: str | torch.device | None = None,
+    precision: str = "auto",
+    layout: str = "auto",
+    deterministic: bool = False,
+    stack: bool | None = None,
+) -> dict[str, dict[str, Any]]:
     """How the clients that were kept out of training fare, by each of the method's rules for newcomers.
 
     Each newcomer adapts to its own training samples (or, for the ensemble, to nothing) and is tested on its own test
-    samples. ``epochs`` of adaptation default to those of the run.
+    samples; one whose adaptation does not stay finite keeps the server's model. ``epochs`` of adaptation default to
+    those of the run; the rest says where and how it is computed, as for :func:`fedfac.fit`.
     """
     plan, federation, local = result.plan, result.federation, result.local
     if plan is None or federation is None or local is None:
         raise RunError("serving newcomers needs the run's method, federation and loss: fedfac.load(path, model, ...)")
     if not result.newcomers:
         raise RunError("no client was kept out of training: train with newcomers=0.1 (--newcomers 0.1)")
+    numerics = Numerics.choose(
+        result.template, pick_device(device), precision=precision, layout=layout, deterministic=deterministic
+    )
+    result = replace(result, server={name: tensor.to(numerics.device) for name, tensor in result.server.items()})
+    metrics = evaluate.named_metrics(None, federation.classes)
     figures: dict[str, dict[str, Any]] = {}
     for rule in plan.newcomer_rules:
-        together = result.ensemble() if rule == "ensemble" else None
-        scores = []
-        for client in result.newcomers:
-            data = federation.client(client)
-            model = together or result.adapt(data, epochs=epochs, client=client)
-            scores.append(evaluate.score(model, client, data.pool, data.test, local.loss, federation.classes))
-        adapted = "adapted" if plan.newcomer else "global"
-        figures[rule] = evaluate.summary(scores, adapted if together is None else "ensemble")
+        if rule == "ensemble":
+            figures[rule] = evaluate.summary(_together(result, federation.to(numerics.device), local, metrics), rule)
+            continue
+        engine = LaneEngine(
+            result.template,
+            federation,
+            replace(plan, newcomer=for_epochs(plan.newcomer, epochs)),
+            local if epochs is None else replace(local, epochs=epochs),
+            MemoryStore(),  # newcomers have stored nothing
+            seed=result.seed,
+            lanes=lanes,
+            numerics=numerics,
+            stack=stack,
+            metrics=metrics,
+        )
+        with closing(engine):
+            scores = engine.serve(result.server, result.split, result.newcomers)
+        figures[rule] = evaluate.summary(scores, plan.adapts(result.split))
     return figures
+
+
+def _together(
+    result: Result, federation: Federation, local: Local, metrics: Mapping[str, evaluate.Metric]
+) -> list[evaluate.Score]:
+    """The newcomers' scores by the ensemble, where the server's state and the samples are."""
+    device = next(iter(result.server.values())).device
+    ensemble = replace(result, store=CachedStore(result.store, device)).ensemble().to(device)
+    scores = []
+    for client in result.newcomers:
+        data = federation.client(client)
+        scores.append(evaluate.score(ensemble, client, data.pool, data.test, local.loss, federation.classes, metrics))
+    return scores

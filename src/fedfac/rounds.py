@@ -5,7 +5,7 @@
 3 measure and decide                only sums reach the rule; it makes the new split
 4 collect and aggregate             Σ n_k·shared, Σ n_k
 5 keep                              clients store what is personal
-6 evaluate, record, commit          a round is wholly on disk, or not at all
+6 evaluate, record, commit          a round is wholly on disk, or not at all; after the last one newcomers are served
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ def fit(
         at most, counted in samples), beginning with that round, on all clients or on that many of them; further
         figures by name (``"mse"``, ``"mae"``, ``"r2"``) or as functions of (outputs, targets).
     newcomers
-        The share of clients that is kept out of training, to be served afterwards (``result.adapt``).
+        The share of clients that is kept out of training. After the last round all of them are served by the method's
+        own rule (``result.adapt``), which costs about a round: ``"newcomers"`` in its record says how they fare.
     out, resume
         The run directory, and whether to go on with the run that is in it.
     lanes, device
@@ -333,6 +334,8 @@ class Session:
             absent = set(self.tested) - {score.client for score in scores["test"]}
             if absent:
                 record["not_tested"] = [self.federation.names[client] for client in sorted(absent)]
+            if number == self.settings.rounds and self.newcomers:
+                record |= self._serve()
             clock.lap("evaluate")
         if self.run is not None:
             self.run.commit(
@@ -373,6 +376,11 @@ class Session:
             self.engine.keep(self.split)
             clock.lap("aggregate")
         return decision
+
+    def _serve(self) -> Record:
+        """How newcomers fare that adapt; an ensemble, for which personal parts would leave, is not made unasked."""
+        scores = self.engine.serve(self.server, self.split, self.newcomers)
+        return {"newcomers": {"adapt": evaluate.summary(scores, self.plan.adapts(self.split))}} if scores else {}
 
     def result(self) -> Result:
         """What has come out so far; call it when the session is closed."""

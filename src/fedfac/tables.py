@@ -19,6 +19,8 @@ TITLES = {
     "worst_decile": "worst decile",
     "jain": "Jain",
     "loss": "loss",
+    "newcomers_accuracy": "newcomers",
+    "newcomers_loss": "newcomers' loss",
     "time": "time",
 }
 CLASSIFICATION = ("last", "best", "mean", "std", "worst_decile", "jain")
@@ -27,6 +29,11 @@ NOTE = (
     "data, as the paper does). Mean, std, worst decile (mean of the worst tenth) and Jain's index are over clients, "
     "last evaluation. ± is the standard deviation over seeds. Best in bold; * marks methods whose clients do worse "
     "than those of the best one (one-sided Wilcoxon signed-rank test, paired by seed and client, p < 0.05)."
+)
+PLAIN_NOTE = "Last evaluation, over all test samples. ± is the standard deviation over seeds. Best in bold."
+NEWCOMERS_NOTE = (
+    " newcomers: over all test samples of the clients that were kept out of training, each with the model that it "
+    "gets by adapting as the method prescribes, last round."
 )
 TIME_NOTE = " time: seconds a round relative to FedAvg's, methods alternating."
 
@@ -65,6 +72,8 @@ def _block(comparison: Comparison, setting: str, times: Mapping[str, float]) -> 
     found = {m: [f for cell in comparison.of(setting, m) if (f := figures(cell))] for m in comparison.methods}
     shown = next((fs[0] for fs in found.values() if fs), {})
     columns = CLASSIFICATION if "last" in shown else tuple(k for k, v in shown.items() if isinstance(v, float))
+    if any("newcomers_accuracy" in f for fs in found.values() for f in fs):
+        columns = (*columns, "newcomers_accuracy")
     values = {m: {c: [float(f[c]) for f in fs if c in f] for c in columns} for m, fs in found.items() if fs}
     means = {m: {c: statistics.fmean(v) for c, v in row.items() if v} for m, row in values.items()}
     if times:
@@ -118,7 +127,7 @@ def markdown(tables: Sequence[Block]) -> str:
             cells = [row[c].text(("**", "**")) if c in row else "-" for c in block.columns]
             lines.append(f"| {method} | {block.models[method]} | {' | '.join(cells)} |")
         lines.append("")
-    return "\n".join([*lines, NOTE + (TIME_NOTE if _timed(tables) else ""), ""])
+    return "\n".join([*lines, note(tables), ""])
 
 
 def latex(tables: Sequence[Block]) -> str:
@@ -133,8 +142,8 @@ def latex(tables: Sequence[Block]) -> str:
             cells = [row[c].text(("\\textbf{", "}"), " $\\pm$ ") if c in row else "--" for c in block.columns]
             lines.append(" & ".join([_escaped(method), block.models[method], *cells]) + " \\\\")
         lines += ["\\bottomrule", "\\end{tabular}", ""]
-    note = _escaped(NOTE + (TIME_NOTE if _timed(tables) else "")).replace("±", "$\\pm$")
-    return "\n".join([*lines, f"% {note}", ""])
+    legend = _escaped(note(tables)).replace("±", "$\\pm$")
+    return "\n".join([*lines, f"% {legend}", ""])
 
 
 def csv_text(comparison: Comparison) -> str:
@@ -166,8 +175,13 @@ def plain(tables: Sequence[Block]) -> list[dict[str, Any]]:
     ]
 
 
-def _timed(tables: Sequence[Block]) -> bool:
-    return any("time" in block.columns for block in tables)
+def note(tables: Sequence[Block]) -> str:
+    """What the columns mean."""
+    columns = {column for block in tables for column in block.columns}
+    words = NOTE if "last" in columns else PLAIN_NOTE
+    if {"newcomers_accuracy", "newcomers_loss"} & columns:
+        words += NEWCOMERS_NOTE
+    return words + (TIME_NOTE if "time" in columns else "")
 
 
 def _escaped(text: str) -> str:

@@ -214,8 +214,10 @@ def noise_of(
     index = torch.arange(min(data.size, local.batch_size))
     inputs, targets = data.pool.batch(data.train[index])
 
+    kinds = {(phase.objective, phase.before): phase for phase in phases}  # what else differs draws nothing
+
     def forward() -> None:
-        for phase in phases:
+        for phase in kinds.values():
             context = None if phase.before is None else phase.before(Begin(trial, data, local.loss))
             trial.train()
             phase.objective(Step(trial, inputs, targets, local.loss, references(trial), index, context))

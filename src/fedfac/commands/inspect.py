@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fedfac.commands.show import last_newcomers, newcomers_line
 from fedfac.run import RunDirectory
 from fedfac.split import Split, mask_text
 
@@ -55,6 +56,7 @@ def gather(run: RunDirectory) -> dict[str, Any]:
         "left_out": {r["round"]: r["left_out"] for r in records if r.get("left_out")},
         "accuracy": [[r["round"], r["test"]["accuracy"]] for r in records if "accuracy" in r.get("test", {})],
         "test": next((r["test"] for r in reversed(records) if "test" in r), {}),
+        "newcomers": last_newcomers(records),
         "layers": layers,
         "personal_tensors": sorted(split.personal_tensors),
         "clients": sorted(run.clients(), key=lambda c: (c["accuracy"] is None, c["accuracy"], c["loss"])),
@@ -72,6 +74,8 @@ def show(facts: dict[str, Any], top: int) -> None:
     if facts["accuracy"]:
         values = [v for _, v in facts["accuracy"]]
         console.print(f"accuracy {values[0]:.3f} {sparkline(values)} {values[-1]:.3f}")
+    if facts["newcomers"]:
+        console.print(newcomers_line(facts["newcomers"]))
     for number, clients in facts["left_out"].items():
         console.print(f"round {number} went without {', '.join(f'{c} ({why})' for c, why in clients.items())}")
     for layer, entry in facts["layers"].items():

@@ -1,4 +1,7 @@
-"""Serve the clients that were kept out of training (train with --newcomers 0.1), by each method's own rule.
+"""Serve the clients that were kept out of training (train with --newcomers 0.1), by each method's own rules.
+
+A run has served them by 'adapt' after its last round; this does it again, for other --epochs or on another device, and
+by the method's other rule.
 
 adapt: the newcomer trains on its own samples as the method prescribes (FedFac: its personal elements only; FedAvg:
 nothing, it takes the global model). ensemble: the mean of the existing clients' predictions, for newcomers without
@@ -16,8 +19,9 @@ from typing import Any
 from rich.table import Table
 
 from fedfac import comparison, experiment
-from fedfac.commands.flags import check_epochs
+from fedfac.commands.flags import add_running_flags, check_epochs
 from fedfac.commands.show import wide_console
+from fedfac.engine.lanes import pick_device
 from fedfac.newcomers import serve
 from fedfac.progress import Steps
 
@@ -26,8 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``fedfac newcomers``."""
     parser.add_argument("dir", metavar="DIR", help="a run directory, or the folder of a comparison")
     parser.add_argument("--epochs", type=int, help="epochs of adaptation (default: the run's local epochs)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON for machines")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    add_running_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,7 +45,18 @@ def run(arguments: argparse.Namespace) -> int:
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     with Steps("newcomers", len(runs), quiet=arguments.quiet) as progress:
         for name, path in runs:
-            for rule, figures in serve(experiment.load(path), epochs=arguments.epochs).items():
+            train, device = experiment.config_of(path).train, pick_device(arguments.device)
+            served = serve(
+                experiment.load(path),
+                epochs=arguments.epochs,
+                lanes=arguments.lanes,
+                device=device,
+                precision="auto" if device.type != "cuda" and train.precision == "tf32" else train.precision,
+                layout=train.layout,
+                deterministic=train.deterministic,
+                stack=train.stack,
+            )
+            for rule, figures in served.items():
                 found.setdefault((name, rule), []).append(figures)
             progress.step(name)
     if arguments.json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ def result_json(result: Result, method: str) -> dict[str, Any]:
         "rounds": max((r["round"] for r in result.records), default=0),
         "finished": result.finished,
         "test": last_test(result),
+        "newcomers": last_newcomers(result.records),
         "shared_share": result.records[-1]["shared_share"] if result.records else None,
     }
 
@@ -29,6 +30,23 @@ def result_json(result: Result, method: str) -> dict[str, Any]:
 def last_test(result: Result) -> dict[str, Any]:
     """The figures of the last evaluation."""
     return next((r["test"] for r in reversed(result.records) if "test" in r), {})
+
+
+def last_newcomers(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How newcomers fared after the last round, by rule; a run that goes on has to serve them again."""
+    return dict(next((r.get("newcomers", {}) for r in reversed(records) if "test" in r), {}))
+
+
+def newcomers_line(found: Mapping[str, Any]) -> str:
+    """The figures of newcomers that adapted, in words.
+
+    >>> newcomers_line({"adapt": {"model": "adapted", "clients": 4, "accuracy": 0.75, "worst_decile": 0.5, "loss": 1}})
+    'newcomers: 4 clients, adapted model, accuracy 0.750, worst decile 0.500'
+    """
+    figures = found["adapt"]
+    keys = ("accuracy", "worst_decile") if "accuracy" in figures else ("loss",)
+    shown = ", ".join(f"{tables.title(key)} {figures[key]:.3f}" for key in keys)
+    return f"newcomers: {figures['clients']} clients, {figures['model']} model, {shown}"
 
 
 def wide_console() -> Console:
@@ -47,6 +65,8 @@ def print_result(result: Result, method: str) -> None:
     table.add_row(method, str(test.get("model", "-")), *(f"{value:.3f}" for value in figures.values()))
     console = wide_console()
     console.print(table)
+    if newcomers := last_newcomers(result.records):
+        console.print(newcomers_line(newcomers), highlight=False)
     if result.path is not None:
         _where(console, result.path)
 

@@ -172,7 +172,7 @@ class LaneEngine:
         self.plan, self.local, self.store, self.seed = plan, local, store, seed
         self.metrics = metrics or {}
         self.layers = {layer.name: layer for layer in Anatomy.of(model).layers}
-        phases = (*plan.phases, *plan.refresh)
+        phases = (*plan.phases, *plan.refresh, *plan.newcomer)
         self.seeded = noise_of(model, phases, local, self.federation.client(0), self.device)
         reason = stacked.why_not(model, phases, self.federation.client(0), self.seeded)
         if stack and reason is not None:
@@ -273,7 +273,29 @@ class LaneEngine:
 
     def evaluate(self, round: int, server: State, split: Split, clients: Sequence[int]) -> dict[str, list[Score]]:
         """Each client's composed (and, if the method says so, refreshed) model on its held-out samples."""
-        refreshes = bool(self.plan.refresh)
+        return self._test(server, split, clients, self.plan.refresh, round, "refresh")
+
+    def serve(self, server: State, split: Split, newcomers: Sequence[int]) -> list[Score]:
+        """Newcomers have stored nothing, so they begin from the server's values; the rest is as in an evaluation."""
+        tested = [client for client in newcomers if len(self.federation.client(client).test)]
+        return self._test(server, split, tested, self.plan.newcomer, 0, "adapt")["test"]
+
+    def close(self) -> None:
+        """Wait for running clients, drop the others, and give the cores back."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._switches.close()
+        torch.set_num_threads(self._threads_before)
+
+    def _test(
+        self,
+        server: State,
+        split: Split,
+        clients: Sequence[int],
+        phases: Sequence[Phase],
+        round: int,
+        purpose: str,
+    ) -> dict[str, list[Score]]:
+        """Each client's composed model on its held-out samples, after a copy of it went through some phases."""
 
         def prepare(group: Sequence[int]) -> list[stacked.Client]:
             jobs = []
@@ -289,34 +311,26 @@ class LaneEngine:
         def work(lane: Lane, group: list[stacked.Client]) -> list[dict[str, Score]]:
             states = [client.start for client in group]
             if self.stacked:
-                if refreshes:
-                    tuned = self._train(lane, group, split, self.plan.refresh, round, "refresh")
+                if phases:
+                    tuned = self._train(lane, group, split, phases, round, purpose)
                     # a copy that did not stay finite is thrown away at once
                     states = [s if o.problem else t for s, (o, t) in zip(states, tuned, strict=True)]
                 return self._stacked_scores(lane, group, states)
             done = []
             for client in group:
-                if (
-                    not refreshes
-                    or self._train(lane, [client], split, self.plan.refresh, round, "refresh")[0][0].problem
-                ):
+                if not phases or self._train(lane, [client], split, phases, round, purpose)[0][0].problem:
                     lane.load(server, client.start, split.kept)
                 done.append(self._scores(lane, client))
             return done
 
         found: dict[str, list[Score]] = {"test": []}
-        size = stacked.GROUP if self.stacked else TESTED if self.device.type == "cuda" else 1
+        trains = any(phase.epochs != 0 for phase in phases)  # then handing over costs nothing beside it
+        size = stacked.GROUP if self.stacked else TESTED if self.device.type == "cuda" and not trains else 1
         for group in self._in_order(_groups(clients, size), prepare, work):
             for scores in group:
                 for part, value in scores.items():
                     found.setdefault(part, []).append(value)
         return found
-
-    def close(self) -> None:
-        """Wait for running clients, drop the others, and give the cores back."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        self._switches.close()
-        torch.set_num_threads(self._threads_before)
 
     def _train(
         self, lane: Lane, group: list[stacked.Client], split: Split, phases: Sequence[Phase], round: int, purpose: str

@@ -46,5 +46,11 @@ class Engine(Protocol):
         A client that cannot be reached has no score.
         """
 
+    def serve(self, server: State, split: Split, newcomers: Sequence[int]) -> list[Score]:
+        """Clients that were never there adapt a copy of the server's model by the method's rule, and test it.
+
+        Who has nothing to test it on has no score. Over a network nobody is kept out to be served: no scores at all.
+        """
+
     def close(self) -> None:
         """Let go of threads and devices."""

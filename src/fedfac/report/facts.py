@@ -60,14 +60,8 @@ def gather(folders: Sequence[Path]) -> dict[str, Any]:
         "runs": runs,
         "partitions": partitions,
         "tables": [_table(block) for block in blocks],
-        "note": _note(blocks) + (tables.TIME_NOTE if times else ""),
+        "note": tables.note(blocks),
     }
-
-
-def _note(blocks: Sequence[Block]) -> str:
-    if any("last" in block.columns for block in blocks):
-        return tables.NOTE
-    return "Last evaluation, over all test samples. ± is the standard deviation over seeds. Best in bold."
 
 
 def _table(block: Block) -> dict[str, Any]:

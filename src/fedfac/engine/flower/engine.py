@@ -149,6 +149,10 @@ class NetworkEngine:
                 scores.setdefault(part, []).append(score)
         return scores
 
+    def serve(self, server: State, split: Split, newcomers: Sequence[int]) -> list[Score]:
+        """Nobody: a node that comes later joins the next run."""
+        return []
+
     def hand_out(self, round: int, server: State, split: Split, clients: Sequence[int]) -> None:
         """Clients take a model home without testing it."""
         self._round = round
