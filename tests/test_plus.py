@@ -22,7 +22,16 @@ from fedfac.split import Split
 from fedfac.state import references, same
 
 HALF = Threshold.parse("50%")
-OFF: dict[str, Any] = {"head": "shared", "warmup": 0, "decay": 0.0, "hysteresis": 0.0, "refresh_epochs": 0, "prior": 0}
+OFF: dict[str, Any] = {
+    "head": "shared",
+    "warmup": 0,
+    "decay": 0.0,
+    "hysteresis": 0.0,
+    "refresh_epochs": 0,
+    "prior": 0,
+    "average": 0,
+    "pull": 0,
+}
 
 
 def trained(method: Method, **settings: Any) -> fedfac.Result:
@@ -46,19 +55,33 @@ def test_with_every_switch_off_it_is_fedfac(schedule: str) -> None:
     assert plus.records == plain.records
 
 
-@pytest.mark.parametrize("switch", ["warmup", "decay", "hysteresis", "refresh_epochs", "prior"])
+@pytest.mark.parametrize("switch", ["warmup", "decay", "hysteresis", "refresh_epochs", "prior", "average"])
 def test_no_switch_at_zero_does_anything_and_each_of_them_does_something(switch: str) -> None:
-    on: dict[str, Any] = {"warmup": 2, "decay": 0.9, "hysteresis": 0.3, "refresh_epochs": 1, "prior": 1.0}
+    on: dict[str, Any] = {
+        "warmup": 2,
+        "decay": 0.9,
+        "hysteresis": 0.3,
+        "refresh_epochs": 1,
+        "prior": 1.0,
+        "average": 0.5,
+    }
     rest: dict[str, Any] = {"layers": [1, 2], "on": "updates"}  # with which elements change sides in a short run
     plain = trained(methods.fedfac(**rest))
     assert equal(trained(methods.fedfac_plus(**rest, **OFF)), plain)
     assert not equal(trained(methods.fedfac(**rest, **{switch: on[switch]})), plain)
 
 
-@pytest.mark.parametrize("head", ["shared", "personal", "split"])
+@pytest.mark.parametrize("head", ["shared", "personal", "split", "copy"])
 def test_a_warm_up_that_never_ends_is_fedavg(head: str) -> None:
     fedavg = trained(methods.fedavg())
-    everything: dict[str, Any] = {"head": head, "decay": 0.9, "hysteresis": 0.1, "refresh_epochs": 2, "prior": 0}
+    everything: dict[str, Any] = {
+        "head": head,
+        "decay": 0.9,
+        "hysteresis": 0.1,
+        "refresh_epochs": 2,
+        "prior": 0,
+        "average": 0,
+    }
     for rounds in (4, 9):
         warm = trained(methods.fedfac_plus(layers=[1], warmup=rounds, **everything))
         assert equal(warm, fedavg)

@@ -44,3 +44,17 @@ def aggregate(server: State, sums: Sums, split: Split, *, before: Split, rate: f
             mean = moved
         new[name] = (mean if old.is_floating_point() else mean.round()).to(old.dtype)
     return split.compose(new, split.personal(server))
+
+
+@torch.no_grad()
+def running_mean(mean: State, server: State, weight: float) -> State:
+    """The mean over rounds with a new one in it, which gets ``weight``; counters and the like have no mean.
+
+    With few clients a round the server's state goes to and fro; its mean over rounds lies in between.
+    """
+    new = {name: tensor for name, tensor in server.items() if tensor.is_floating_point()}
+    if not mean:
+        return {name: tensor.clone() for name, tensor in new.items()}
+    names = list(new)
+    moved = torch._foreach_lerp([mean[name] for name in names], [new[name] for name in names], weight)
+    return dict(zip(names, moved, strict=True))

@@ -169,7 +169,7 @@ def load(
         split = split.with_masks(saved.masks)
     return Result(
         template=template,
-        server=saved.server,
+        server=saved.shown,
         split=split,
         store=Elsewhere() if "remote" in found else directory,
         names=names,

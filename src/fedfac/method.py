@@ -18,7 +18,7 @@ from torch.func import vmap
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError
 from fedfac.rules import Rule
-from fedfac.split import Split
+from fedfac.split import Pulls, Split
 from fedfac.state import State
 
 if TYPE_CHECKING:
@@ -125,6 +125,8 @@ class Plan:
     probe_all: bool = False  # the once-only decision looks at all clients, not at one cohort
     warmup: int = 0  # so many rounds share everything; the split, and the first decision, come after them
     own: frozenset[str] = frozenset()  # tensors that stay personal even then
+    average: float = 0.0  # clients predict with a mean of the server's states, in which the past weighs so much
+    pulls: Pulls = field(default_factory=dict)  # how far tensors move towards the server's before a client predicts
     phases: tuple[Phase, ...] = (Phase(),)
     refresh: tuple[Phase, ...] = ()  # on a copy of the client's model before it is evaluated or handed out
     newcomer: tuple[Phase, ...] = ()  # how a client that was never there makes a model its own
@@ -134,6 +136,8 @@ class Plan:
         unknown = set(self.newcomer_rules) - set(NEWCOMER_RULES)
         if unknown or not self.newcomer_rules:
             raise ConfigError(f"newcomer_rules is {self.newcomer_rules}; allowed: {', '.join(NEWCOMER_RULES)}")
+        if not 0 <= self.average < 1:
+            raise ConfigError(f"average is {self.average}; the weight of the past is a number from 0 (off) to below 1")
 
     @property
     def first_decision(self) -> int:

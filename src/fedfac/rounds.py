@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedfac import evaluate
-from fedfac.aggregate import aggregate
+from fedfac.aggregate import aggregate, running_mean
 from fedfac.anatomy import Anatomy
 from fedfac.data.federation import Federation, are_numbers
 from fedfac.engine.lanes import LaneEngine, pick_device, pick_lanes
@@ -246,6 +246,7 @@ class Session:
         self.server = {name: t.to(device) for name, t in start.items()}
         self.split = self.plan.split_in(0)
         self.memory: Memory = {}  # what the rule remembers from round to round
+        self.averaged: State = {}
         self.next_round = min(self.plan.first_decision, 1)
         try:
             self._restore()
@@ -302,6 +303,11 @@ class Session:
         return isinstance(self.federation, Roster)
 
     @property
+    def shown(self) -> State:
+        """What clients predict with: the server's state, or its mean over rounds."""
+        return {**self.server, **self.averaged} if self.averaged else self.server
+
+    @property
     def finished(self) -> bool:
         """Whether all rounds are done."""
         return self.next_round > self.settings.rounds
@@ -328,7 +334,7 @@ class Session:
         due = due or number == self.settings.rounds
         test = number > 0 and due and "skipped" not in record
         if test:
-            scores = self.engine.evaluate(number, self.server, self.split, self.tested)
+            scores = self.engine.evaluate(number, self.shown, self.split, self.tested)
             record |= {part: evaluate.summary(own, self.plan.evaluates(number)) for part, own in scores.items()}
             self.client_table = evaluate.table(scores["test"], self.federation.names)
             absent = set(self.tested) - {score.client for score in scores["test"]}
@@ -346,6 +352,7 @@ class Session:
                 clients=self.client_table if test else None,
                 timing=clock.seconds,
                 memory=self.memory,
+                averaged=self.averaged,
             )
         self.records.append(record)
         self.masks[number] = self.split.masks
@@ -373,20 +380,22 @@ class Session:
             total = self.engine.collect(self.split)
             record["left_out"] |= {self.federation.names[client]: why for client, why in total.missing.items()}
             self.server = aggregate(self.server, total, self.split, before=before, rate=self.method.server_rate)
+            if self.plan.average:
+                self.averaged = running_mean(self.averaged, self.server, max(1 - self.plan.average, 1 / number))
             self.engine.keep(self.split)
             clock.lap("aggregate")
         return decision
 
     def _serve(self) -> Record:
         """How newcomers fare that adapt; an ensemble, for which personal parts would leave, is not made unasked."""
-        scores = self.engine.serve(self.server, self.split, self.newcomers)
+        scores = self.engine.serve(self.shown, self.split, self.newcomers)
         return {"newcomers": {"adapt": evaluate.summary(scores, self.plan.adapts(self.split))}} if scores else {}
 
     def result(self) -> Result:
         """What has come out so far; call it when the session is closed."""
         return Result(
             template=self.template,
-            server={name: t.cpu() for name, t in self.server.items()},
+            server={name: t.cpu() for name, t in self.shown.items()},
             split=self.split,
             store=self._store if self.run is None or self._remote else RunDirectory.read(self.run.path),
             names=self.federation.names,
@@ -417,6 +426,7 @@ class Session:
         if self.run is None or saved is None:
             return
         self.server = {name: t.to(self.server[name].device) for name, t in saved.server.items()}
+        self.averaged = {name: t.to(self.server[name].device) for name, t in saved.averaged.items()}
         self.split, self.memory = self.plan.split_in(saved.round, saved.masks), saved.memory
         self.records, self.masks = self.run.records(), dict(self.run.masks())
         self.client_table = self.run.clients()

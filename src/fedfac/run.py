@@ -45,6 +45,7 @@ CREATE TABLE evaluation (id INTEGER PRIMARY KEY CHECK (id = 0), round INTEGER NO
 _MEMORY = """
 CREATE TABLE IF NOT EXISTS memory (id INTEGER PRIMARY KEY CHECK (id = 0), data BLOB NOT NULL, digest TEXT NOT NULL)
 """
+AVERAGED = "averaged//"  # in the memory, names of rules are LAYER/WHAT
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,12 @@ class Checkpoint:
     server: State
     masks: Mapping[str, tuple[bool, ...]]
     memory: State  # what the rule remembers
+    averaged: State  # the mean over rounds, if the method predicts with one
+
+    @property
+    def shown(self) -> State:
+        """What clients predict with."""
+        return {**self.server, **self.averaged}
 
 
 class RunDirectory:
@@ -151,6 +158,7 @@ class RunDirectory:
         clients: list[dict[str, Any]] | None,
         timing: Mapping[str, float],
         memory: Mapping[str, Tensor] | None = None,
+        averaged: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Make a round whole: all of it is written, in the background, or none of it.
 
@@ -163,8 +171,9 @@ class RunDirectory:
         number, tested = record["round"], None if clients is None else json.dumps(clients)
         times = json.dumps({"round": number, **timing})
         self._leaving, self._waiting = self._waiting, {}
+        remembered = {**(memory or {}), **{f"{AVERAGED}{name}": t for name, t in (averaged or {}).items()}}
         self._written = self._writer.submit(
-            self._write, number, texts, tested, times, server, memory or {}, self._leaving
+            self._write, number, texts, tested, times, server, remembered, self._leaving
         )
 
     def flush(self) -> None:
@@ -215,7 +224,10 @@ class RunDirectory:
         blob = self._one("SELECT data, digest FROM server")
         if blob is None:
             raise self._damaged("it has rounds but no server state")
-        return Checkpoint(row[0], self._state("the server's state", *blob), _masks(row[1]), self._memory())
+        memory, averaged = self._memory(), {}
+        for name in [name for name in memory if name.startswith(AVERAGED)]:
+            averaged[name.removeprefix(AVERAGED)] = memory.pop(name)
+        return Checkpoint(row[0], self._state("the server's state", *blob), _masks(row[1]), memory, averaged)
 
     def _memory(self) -> State:
         if self._one("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'memory'") is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -26,6 +26,8 @@ from fedfac.state import State
 CPU = torch.device("cpu")
 Mask = tuple[bool, ...]
 NORM_OPTIONS = ("follow", "shared", "personal")
+Pulls = Mapping[str, float]
+NO_PULLS: Pulls = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -47,21 +49,26 @@ class Split:
     """Where every number of a state lives.
 
     ``shapes`` names every tensor. One in ``owners`` is decided by the mask of a layer (True = shared);
-    one in ``personal_tensors`` is wholly personal; every other one is wholly shared.
+    one in ``personal_tensors`` is wholly personal; every other one is wholly shared. Of those in ``copies`` the mean
+    goes to the server like that of any shared one, but each client trains on from a copy of its own.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     personal_tensors: frozenset[str] = frozenset()
     owners: Mapping[str, tuple[str, Rows]] = field(default_factory=dict)
     masks: Mapping[str, Mask] = field(default_factory=dict)
+    copies: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        unknown = (self.personal_tensors | self.owners.keys()) - self.shapes.keys()
+        unknown = (self.personal_tensors | self.owners.keys() | self.copies) - self.shapes.keys()
         if unknown:
             raise ConfigError(f"the split places tensors that the state does not have: {sorted(unknown)}")
         twice = self.personal_tensors & self.owners.keys()
         if twice:
             raise ConfigError(f"the split places tensors both as a whole and by element: {sorted(twice)}")
+        neither = self.copies & (self.personal_tensors | self.owners.keys())
+        if neither:
+            raise ConfigError(f"only shared tensors can have copies; these are not shared: {sorted(neither)}")
         named = {layer for layer, _ in self.owners.values()}
         if named != set(self.masks):
             raise ConfigError(f"the split has masks for {sorted(self.masks)}, its tensors name {sorted(named)}")
@@ -102,7 +109,7 @@ class Split:
                 known = {name: len(own) for name, own in self.masks.items()}
                 raise ConfigError(f"a mask of {len(mask)} elements for layer {layer!r}; the split has {known}")
         new = {name: tuple(bool(b) for b in masks.get(name, own)) for name, own in self.masks.items()}
-        return Split(self.shapes, self.personal_tensors, self.owners, new)
+        return replace(self, masks=new)
 
     def place(self, tensor: str) -> str:
         """``"shared"``, ``"personal"`` or ``"by element"``."""
@@ -114,8 +121,8 @@ class Split:
 
     @property
     def kept(self) -> frozenset[str]:
-        """The tensors that a client keeps: every one that is not shared as a whole."""
-        return self.personal_tensors | self.owners.keys()
+        """The tensors that a client keeps: every one that is not shared as a whole, and copies of some that are."""
+        return self.personal_tensors | self.owners.keys() | self.copies
 
     def mask(self, tensor: str) -> Tensor:
         """True where the tensor's numbers are shared, in the tensor's full shape."""
@@ -169,17 +176,20 @@ class Split:
                 state[name] = (personal if name in self.personal_tensors else shared)[name]
         return state
 
-    def overlay(self, server: State, own: Mapping[str, Tensor] | None) -> State:
+    def overlay(self, server: State, own: Mapping[str, Tensor] | None, pulls: Pulls = NO_PULLS) -> State:
         """A client's model: shared numbers from the server, personal ones from what the client kept.
 
         ``own`` holds whole tensors, as the client last trained them; a client that has none yet gets the
-        server's values (it starts from the common point).
+        server's values (it starts from the common point). ``pulls`` moves the numbers of a tensor that share of
+        the way to the server's.
         """
         if not own:
             return dict(server)
         state = dict(server)
         for name in self.kept & own.keys():
             mine = own[name].to(server[name].device)
+            if name in pulls:
+                mine = torch.lerp(mine, server[name], pulls[name])
             if name in self.owners:
                 state[name] = torch.where(self._masks_on(mine.device)[name], server[name], mine)
             else:
@@ -224,6 +234,7 @@ class Split:
                 "personal": sorted(self.personal_tensors),
                 "owners": {name: {"layer": layer, **asdict(rows)} for name, (layer, rows) in self.owners.items()},
                 "masks": {layer: mask_text(mask) for layer, mask in self.masks.items()},
+                **({"copies": sorted(self.copies)} if self.copies else {}),
             }
         )
 
@@ -240,6 +251,7 @@ class Split:
             frozenset(data["personal"]),
             owners,
             {layer: mask_of(mask) for layer, mask in data["masks"].items()},
+            frozenset(data.get("copies", ())),
         )
 
     def _key(self) -> tuple[object, ...]:
@@ -248,6 +260,7 @@ class Split:
             self.personal_tensors,
             frozenset(self.owners.items()),
             frozenset(self.masks.items()),
+            self.copies,
         )
 
     def __hash__(self) -> int:
@@ -265,6 +278,8 @@ class Split:
             lines.append(f"{layer}: {sum(mask)} of {len(mask)} elements shared  {mask_text(mask, '█', '░')}")
         if self.personal_tensors:
             lines.append(f"personal: {', '.join(sorted(self.personal_tensors))}")
+        if self.copies:
+            lines.append(f"shared, with a copy of each client's own: {', '.join(sorted(self.copies))}")
         whole = [name for name in self.shapes if name not in self.kept]
         lines.append(f"shared: {', '.join(whole) if whole else 'nothing as a whole'}")
         return "\n".join(lines)

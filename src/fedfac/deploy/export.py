@@ -35,7 +35,8 @@ def export(base: Path, out: Path, *, run: str | None = None, client: str | None 
         template, plan = deployment.plan(deployment.model(tuple(about["shape"]), about["classes"]))
         masks = {layer: mask_of(text) for layer, text in about["masks"].items()}
         split = plan.split_in(about["round"], masks)
-        state = split.overlay(server, own_state(folder, split, about["last"], plan, begins_anew=False))
+        own = own_state(folder, split, about["last"], plan, begins_anew=False)
+        state = split.overlay(server, own, plan.pulls)
     if plan.refresh:  # a method that fine-tunes before it predicts
         node = NodeConfig.read(about["node"], 0)
         data, _ = node_data.load(deployment, node, client=about["client"])

@@ -232,7 +232,8 @@ class LaneEngine:
             for client, outcome, held in done:
                 outcomes[client] = outcome
                 if outcome.problem is None:
-                    whole = {name: held.after.pop(name) for name in list(held.after) if name not in split.kept}
+                    whole = {name: held.after[name] for name in held.after if split.place(name) == "shared"}
+                    held.after = {name: tensor for name, tensor in held.after.items() if name in split.kept}
                     _add(now.sums, whole, held.samples)
                     now.weight += held.samples
                     now.held[client] = held
@@ -301,11 +302,8 @@ class LaneEngine:
             jobs = []
             for client in group:
                 own = self.store.get(client) if split.kept else None
-                jobs.append(
-                    stacked.Client(
-                        client, self.federation.client(client), split.overlay(server, own) if own else server
-                    )
-                )
+                start = split.overlay(server, own, self.plan.pulls) if own else server
+                jobs.append(stacked.Client(client, self.federation.client(client), start))
             return jobs
 
         def work(lane: Lane, group: list[stacked.Client]) -> list[dict[str, Score]]:

@@ -9,15 +9,16 @@ Where we differ from the paper's text, and why: the correlation comes from sums 
 ``moments``); Σ_ε is diagonal (module ``factor``); an element that has just become shared takes the weighted
 mean of the cohort's weights, since a sum of updates is not defined for it; Λ may include the head.
 
-FedFac+ is FedFac with switches that the paper does not have, each of which can be turned off: a personal head,
-rounds of warm-up, moments and masks that change slowly, personal parts refreshed before a client predicts, and class
-frequencies as a prior. All of it runs in FedFac's protocol: only sums leave a client. What each is worth:
-docs/fedfac-plus.md.
+FedFac+ is FedFac with switches that the paper does not have, each of which can be turned off: a head of its own,
+rounds of warm-up, moments and masks that change slowly, class frequencies as a prior, a mean of the shared part over
+rounds, and personal parts that are learned anew from there before a client predicts. All of it runs in FedFac's
+protocol: only sums leave a client. What each is worth: docs/fedfac-plus.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedfac.anatomy import Anatomy, Layer, LayerKey
@@ -32,7 +33,7 @@ Tau = str | float | Mapping[LayerKey, str | float]
 Kappa = float | Mapping[LayerKey, float]
 LAST_HIDDEN = (-2,)
 SCHEDULES = ("dynamic", "static")
-HEADS = ("shared", "personal", "split")
+HEADS = ("shared", "personal", "split", "copy")
 # paper 3.2: LocalTrain (the personal part is trained, the shared part frozen) and Ensemble
 _NEWCOMERS: dict[str, Any] = {"newcomer": (Phase(trains=PERSONAL),), "newcomer_rules": ("adapt", "ensemble")}
 
@@ -53,6 +54,8 @@ def fedfac(
     hysteresis: float = 0.0,
     refresh_epochs: int = 0,
     prior: float = 0.0,
+    average: float = 0.0,
+    pull: float = 0.0,
     probe_all: bool = False,
     eta_g: float = 1.0,
 ) -> Method:
@@ -77,8 +80,9 @@ def fedfac(
     norm
         The normalisation after a split layer: ``"follow"`` its elements, ``"shared"`` or ``"personal"``.
     head
-        The last layer: ``"shared"`` (the paper), ``"personal"`` beside the split, or ``"split"`` itself, by
-        class. Under label skew a personal head is worth more than anything else.
+        The last layer: ``"shared"`` (the paper), ``"personal"`` beside the split, ``"split"`` itself, by class, or
+        ``"copy"``: shared, but every client trains on from a copy of its own, and meets the shared one when it
+        predicts (see ``pull``). Under label skew a head of its own is worth more than anything else.
     warmup
         So many rounds share everything, the head too, so that personal parts start from a good common point.
     decay
@@ -90,8 +94,15 @@ def fedfac(
         Before a client predicts, a copy of its model trains its personal part for so many epochs, the shared part
         frozen: the shared part has moved since the client last trained.
     prior
-        Class frequencies: so much of log π_c is added to client c's outputs, in training and in prediction, so that
-        weights need not learn which classes a client has (:mod:`fedfac.methods.prior`). Without classes: nothing.
+        Class frequencies: so much of log π_c is added to client c's outputs, so that weights need not learn which
+        classes a client has (:mod:`fedfac.methods.prior`). With ``head="copy"`` only in prediction, as far as the
+        copy is pulled: the copy itself knows its client's classes. Without classes: nothing.
+    average
+        Clients predict with a mean of the server's states over rounds, in which the past weighs so much (.9: about
+        the last ten rounds); they go on training from the last one.
+    pull
+        With ``head="copy"``: before a client predicts (and before the refresh), its copy moves that share of the way
+        to the shared head, the mean of all; at 1 the refresh begins there.
     probe_all
         Static only: let all clients train for the one factor analysis instead of one cohort.
     eta_g
@@ -110,12 +121,14 @@ def fedfac_plus(
     on: str = "weights",
     solver: str = "fast",
     norm: str = "follow",
-    head: str = "personal",
+    head: str = "copy",
     warmup: int = 10,
     decay: float = 0.9,
     hysteresis: float = 0.1,
-    refresh_epochs: int = 1,
+    refresh_epochs: int = 3,
     prior: float = 1.0,
+    average: float = 0.9,
+    pull: float = 1.0,
     probe_all: bool = False,
     eta_g: float = 1.0,
 ) -> Method:
@@ -286,9 +299,11 @@ def _split_of(anatomy: Anatomy, layers: Sequence[LayerKey], norm: str, head: str
     if head not in HEADS:
         raise ConfigError(f"head is {head!r}. {did_you_mean(head, HEADS)}")
     chosen = anatomy.select([*layers, -1] if head == "split" else layers)
-    if head == "personal" and anatomy.head in chosen:
-        raise ConfigError(f"the head {anatomy.head.name!r} cannot be both personal and one of the layers to split")
-    return Split.of(anatomy, layers=chosen, personal=anatomy.last(1) if head == "personal" else (), norm=norm)
+    if head in ("personal", "copy") and anatomy.head in chosen:
+        kind = "personal" if head == "personal" else "copied"
+        raise ConfigError(f"the head {anatomy.head.name!r} cannot be both {kind} and one of the layers to split")
+    split = Split.of(anatomy, layers=chosen, personal=anatomy.last(1) if head == "personal" else (), norm=norm)
+    return replace(split, copies=anatomy.last(1)) if head == "copy" else split
 
 
 def _by_element(
@@ -306,6 +321,8 @@ def _by_element(
     options: dict[str, Any],
     hysteresis: float = 0.0,
     prior: float = 0.0,
+    average: float = 0.0,
+    pull: float = 0.0,
     probe_all: bool = False,
 ) -> Method:
     """A method that splits the layers in Λ by a rule; values are checked now, layers with the model."""
@@ -315,6 +332,8 @@ def _by_element(
         raise ConfigError(f"norm is {norm!r}. {did_you_mean(norm, NORM_OPTIONS)}")
     if head not in HEADS:
         raise ConfigError(f"head is {head!r}. {did_you_mean(head, HEADS)}")
+    if not 0 <= pull <= 1:
+        raise ConfigError(f"pull is {pull}; it is a number from 0 (not at all) to 1 (all the way to the shared head)")
     if not 0 <= hysteresis <= 1:
         raise ConfigError(f"hysteresis is {hysteresis}; the margin is a number from 0 (none) to 1, in ranks")
     at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
@@ -324,6 +343,7 @@ def _by_element(
     def plan(anatomy: Anatomy) -> Plan:
         split = _split_of(anatomy, layers, norm, head)
         rest: dict[str, Any] = {"warmup": warmup, "refresh": refreshed(refresh_epochs), **_NEWCOMERS}
+        rest |= {"average": average, "pulls": dict.fromkeys(split.copies, pull) if pull else {}}
         chosen = tuple(layer for layer in anatomy.layers if layer.name in split.masks)
         if not chosen:
             return Plan(split=split, **rest)
@@ -338,5 +358,7 @@ def _by_element(
         )
 
     recorded = {"layers": list(layers), "tau": tau, "norm": norm, "head": head, "warmup": warmup}
-    recorded |= {"hysteresis": hysteresis, "refresh_epochs": refresh_epochs, "prior": prior, "eta_g": eta_g, **options}
-    return with_prior(Method(name=name, plan=plan, server_rate=eta_g, options=recorded), prior)
+    recorded |= {"hysteresis": hysteresis, "refresh_epochs": refresh_epochs, "prior": prior, "average": average}
+    recorded |= {"pull": pull, "eta_g": eta_g, **options}
+    method = Method(name=name, plan=plan, server_rate=eta_g, options=recorded)
+    return with_prior(method, prior * pull, training=False) if head == "copy" else with_prior(method, prior)

@@ -23,22 +23,29 @@ from fedfac.split import Split
 
 
 def fedper(
-    *, personal_layers: int = 1, warmup: int = 0, refresh_epochs: int = 0, prior: float = 0.0, eta_g: float = 1.0
+    *,
+    personal_layers: int = 1,
+    warmup: int = 0,
+    refresh_epochs: int = 0,
+    prior: float = 0.0,
+    average: float = 0.0,
+    eta_g: float = 1.0,
 ) -> Method:
     """The last ``personal_layers`` layers stay with the client; 0 is FedAvg.
 
     Not in the paper, and off by default: ``warmup`` rounds that share everything, ``refresh_epochs`` on the
-    personal layers (of a copy) before a client predicts, and class frequencies as a ``prior``
-    (:mod:`fedfac.methods.prior`).
+    personal layers (of a copy) before a client predicts, class frequencies as a ``prior``
+    (:mod:`fedfac.methods.prior`), and predictions with an ``average`` over rounds: FedFac+'s switches.
     """
     at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
 
     def plan(anatomy: Anatomy) -> Plan:
         split = Split.of(anatomy, personal=anatomy.last(personal_layers))
         refresh = refreshed(refresh_epochs)
-        return Plan(split=split, warmup=warmup, refresh=refresh, newcomer=(Phase(trains=PERSONAL),))
+        return Plan(split=split, warmup=warmup, refresh=refresh, average=average, newcomer=(Phase(trains=PERSONAL),))
 
     options = {"personal_layers": personal_layers, "warmup": warmup, "refresh_epochs": refresh_epochs, "prior": prior}
+    options |= {"average": average}
     method = Method(name="fedper", plan=plan, server_rate=eta_g, options={**options, "eta_g": eta_g})
     return with_prior(method, prior)
 

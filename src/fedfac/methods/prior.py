@@ -23,15 +23,17 @@ from torch import Tensor, nn
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError, ModelError
 from fedfac.method import Begin, Method, Phase, Plan
-from fedfac.split import Split
 
 BUFFER = "log_prior"
 SMOOTHING = 0.5  # added to every class's count: Jeffreys' prior
 BATCH = 4096
 
 
-def with_prior(method: Method, strength: float) -> Method:
-    """The same method on a model that knows its client's class frequencies; at strength 0 the method itself."""
+def with_prior(method: Method, strength: float, *, training: bool = True) -> Method:
+    """The same method on a model that knows its client's class frequencies; at strength 0 the method itself.
+
+    Without ``training``, it is added when a client predicts only.
+    """
     if not 0 <= strength < float("inf"):
         raise ConfigError(f"prior is {strength}; the weight of the class frequencies is a number from 0 (off) up")
     if not strength:
@@ -40,12 +42,11 @@ def with_prior(method: Method, strength: float) -> Method:
 
     def plan(anatomy: Anatomy) -> Plan:
         found = method.plan(anatomy)
-        old = found.split
         return replace(
             found,
-            split=Split(old.shapes, old.personal_tensors | {BUFFER}, old.owners, old.masks),
+            split=replace(found.split, personal_tensors=found.split.personal_tensors | {BUFFER}),
             own=found.own | {BUFFER},
-            phases=(count, *found.phases),
+            phases=(count, *found.phases) if training else found.phases,
             refresh=(count, *found.refresh),
             newcomer=(count, *found.newcomer),
         )
