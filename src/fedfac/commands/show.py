@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,15 @@ from rich.console import Console
 from rich.table import Table
 
 from fedfac import tables
+from fedfac.choosing.choice import cells
 from fedfac.result import Result
+from fedfac.run import read_config
 from fedfac.tables import Block
 
 
 def result_json(result: Result, method: str) -> dict[str, Any]:
-    """The last evaluation of a run, and where it is."""
+    """The last evaluation of a run, where it is, and how its method was chosen, if it was."""
+    chosen = read_config(result.path).get("choice") if result.path else None
     return {
         "method": method,
         "path": str(result.path) if result.path else None,
@@ -23,6 +26,7 @@ def result_json(result: Result, method: str) -> dict[str, Any]:
         "finished": result.finished,
         "test": last_test(result),
         "shared_share": result.records[-1]["shared_share"] if result.records else None,
+        **({} if chosen is None else {"choice": chosen}),
     }
 
 
@@ -49,6 +53,18 @@ def print_result(result: Result, method: str) -> None:
     console.print(table)
     if result.path is not None:
         _where(console, result.path)
+
+
+def print_choice(choice: Mapping[str, Any]) -> None:
+    """How a method was chosen: the candidates, and why."""
+    table = Table(title="choosing", title_justify="left", header_style="bold")
+    for name in ("candidate", str(choice["metric"]), "rounds", "verdict"):
+        table.add_column(name, justify="right" if name in ("rounds", choice["metric"]) else "left")
+    for trial in choice["trials"]:
+        table.add_row(*cells(trial))
+    console = wide_console()
+    console.print(table)
+    console.print(str(choice["reason"]), highlight=False, markup=False, soft_wrap=True)
 
 
 def print_blocks(blocks: Sequence[Block], path: Path) -> None:

@@ -19,7 +19,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -111,7 +111,13 @@ def choose(
     ) as session:
         anatomy = Anatomy.of(session.template)
         while not session.finished:
-            measured = session.step()["split"]
+            record = session.step()
+    return pick(record, anatomy, layers)
+
+
+def pick(record: Mapping[str, Any], anatomy: Anatomy, layers: Sequence[str] | None = None) -> Choice:
+    """The choice that the record of the probe's last round stands for."""
+    measured = record["split"]
     if not measured:
         raise ConfigError(
             "the model has no hidden layer, so there is none to split: give it one, or use another method"

@@ -1,0 +1,280 @@
+"""The trials: successive halving on validation samples, with clients, start and cohorts the same for all.
+
+*The trunk.* A few rounds say little: the first ones only tell who learns fast. So two fifths of what a choice may cost
+go into rounds of FedAvg, once for all, and candidates branch off from there, as if they had warmed up for so long. A
+candidate that does not train as FedAvg does (other phases, two models) is trained from the start instead.
+
+*Halving.* All candidates get a few rounds, the better half some more, and so on until two are left (Jamieson and
+Talwalkar, AISTATS 2016; each stage costs about the same). Half of what a candidate gets is training, half evaluation.
+
+*Judging.* Every stage looks at further clients, drawn at random. A client that has just been trained would flatter
+what is personal, one that never was would damn it. So before a client is judged, a copy of its model trains its
+personal part as long as it would have by then (at least one round's epochs); training alone needs no round, only that.
+Differences are paired by client. The simplest candidate within one standard error of the best one is never dropped,
+and is chosen in the end: simplest is what keeps the smallest share of the model personal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedfac.choosing.candidates import Candidate
+from fedfac.choosing.choice import Choice, Trial
+from fedfac.errors import DataError, TrainingError
+from fedfac.method import PERSONAL, Method, Phase, Plan
+from fedfac.rounds import Session
+from fedfac.seeds import stream
+
+TRUNK = 0.4  # of what a choice may cost
+FINALISTS = 2
+Start = Callable[[Method], Session]
+OnRound = Callable[[str, int, int, Mapping[str, Any]], None]  # candidate, cost so far and at most, record of the round
+Tally = Mapping[int, tuple[float, float]]  # by client: (sum of what counts over its samples, samples)
+
+
+def stages(candidates: int, rounds: float) -> list[tuple[int, int]]:
+    """(How many candidates, how many turns each) of every stage; a turn is a round, and a cohort's worth of judging.
+
+    >>> stages(8, 48), stages(6, 10), stages(1, 10)
+    ([(8, 1), (4, 2), (2, 4)], [(6, 1), (3, 1), (2, 1)], [])
+    """
+    sizes = []
+    while candidates > 1:
+        sizes.append(candidates)
+        candidates = 1 if candidates <= FINALISTS else max(FINALISTS, math.ceil(candidates / 2))
+    return [(size, max(1, int(rounds / (2 * len(sizes) * size)))) for size in sizes]
+
+
+def cost_of(plan: Sequence[tuple[int, int]]) -> int:
+    """What stages cost, in rounds."""
+    return sum(2 * size * turns for size, turns in plan)
+
+
+def is_plain(method: Method, plan: Plan) -> bool:
+    """Whether a method's clients train as FedAvg's do, so that it can branch off from FedAvg."""
+    return plan.phases == (Phase(),) and method.server_rate == 1 and method.wrap is None
+
+
+def shares_nothing(plan: Plan) -> bool:
+    """Whether every client is by itself."""
+    return plan.split.shared_share == 0 and plan.rule is None
+
+
+def stand_in(method: Method, *, trunk: int, epochs: int, visits: int) -> Method:
+    """The method as it is tried: after the trunk, and with its personal part caught up before it is judged."""
+
+    def plan(anatomy: Any) -> Plan:
+        asked = method.plan(anatomy)
+        if not is_plain(method, asked):
+            return asked
+        if shares_nothing(asked):
+            return replace(asked, refresh=(Phase(trains=PERSONAL, epochs=epochs * visits),))
+        caught_up = (Phase(trains=PERSONAL, epochs=epochs),) if asked.split.kept else asked.refresh
+        return replace(asked, warmup=trunk, probe_all=False, refresh=caught_up)
+
+    return replace(method, plan=plan)
+
+
+@dataclass
+class _Entrant:
+    """A candidate in its trial."""
+
+    candidate: Candidate
+    session: Session
+    place: int  # in the short list
+    tally: dict[int, tuple[float, float]] = field(default_factory=dict)
+    failed: str | None = None
+
+    @property
+    def label(self) -> str:
+        return self.candidate.label
+
+    @property
+    def rounds(self) -> int:
+        return self.session.next_round - 1
+
+    @property
+    def simplicity(self) -> tuple[float, int]:
+        """What is personal, the less the simpler; then the order of the short list."""
+        return 1 - self.session.split.shared_share, self.place
+
+    @property
+    def score(self) -> float:
+        """Over all samples; more is better."""
+        return sum(s for s, _ in self.tally.values()) / sum(n for _, n in self.tally.values())
+
+
+def paired(best: Tally, other: Tally) -> tuple[float, float]:
+    """How far ``other`` is behind over all samples, and the standard error of that over clients.
+
+    >>> paired({0: (9, 10), 1: (8, 10)}, {0: (8, 10), 1: (7, 10)})
+    (0.1, 0.0)
+    """
+    samples = sum(n for _, n in best.values())
+    gaps = {client: best[client][0] - other[client][0] for client in best}
+    mean = sum(gaps.values()) / samples
+    if len(gaps) < 2:
+        return mean, math.inf  # one client cannot tell how much clients differ
+    squares = sum((gap - mean * best[client][1]) ** 2 for client, gap in gaps.items())
+    return mean, math.sqrt(squares * len(gaps) / (len(gaps) - 1)) / samples
+
+
+class Trials:
+    """Trains candidates side by side and decides."""
+
+    def __init__(self, start: Start, *, budget: int, trunk: int, on_round: OnRound | None = None) -> None:
+        self._start, self.budget, self.trunk_rounds, self.on_round = start, budget, trunk, on_round
+        self.cost = 0.0
+        self.rows: dict[str, Trial] = {}
+        self._open = ExitStack()
+
+    def __enter__(self) -> Trials:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    def grow(self, method: Method, on_record: Callable[[int, Mapping[str, Any]], None]) -> Session:
+        """The trunk: rounds that all have in common."""
+        self.trunk = self._open.enter_context(self._start(method))
+        while self.trunk.next_round <= self.trunk_rounds:
+            on_record(self.trunk.next_round, self._step("all alike", self.trunk))
+        return self.trunk
+
+    def decide(self, candidates: Sequence[Candidate], layers: Mapping[str, float]) -> Choice:
+        """Halve until one is left."""
+        alive = [self._enter(candidate, place) for place, candidate in enumerate(candidates)]
+        metric = "loss" if self.trunk.federation.classes is None else "accuracy"
+        plan = stages(len(alive), self.budget - self.cost)
+        reached, order, seen = self.trunk_rounds, self._order(), 0
+        for number, (_, turns) in enumerate(plan):
+            reached += turns
+            panel = order[seen : seen + turns * self.trunk.cohort]
+            seen += len(panel)
+            if len(panel) < turns * self.trunk.cohort:  # all have had their turn: everybody again
+                panel, seen = order, 0
+            for entrant in alive:
+                self._try(entrant, reached, panel)
+            alive = self._without_failed(alive)
+            alive = self._ranked(alive, plan[number + 1][0] if number + 1 < len(plan) else 1, metric)
+        chosen = alive[0]
+        if not plan:
+            self.rows[chosen.label] = Trial(chosen.label, None, None, None, chosen.rounds, None, "the only candidate")
+        return Choice(
+            chosen.candidate.method,
+            chosen.candidate.asked,
+            self._reason(chosen),
+            [self.rows[candidate.label] for candidate in candidates],
+            metric,
+            round(self.cost),
+            layers,
+        )
+
+    def _step(self, label: str, session: Session) -> Mapping[str, Any]:
+        """One round, paid for."""
+        record = session.step()
+        self.cost += record["round"] > 0
+        if self.on_round is not None:
+            self.on_round(label, round(self.cost), self.budget, record)
+        return record
+
+    def _order(self) -> list[int]:
+        """Everybody, in the order in which clients are judged."""
+        everybody = self.trunk.participants
+        places = stream(self.trunk.seed, "judged").permutation(len(everybody)).tolist()
+        return [everybody[place] for place in places]
+
+    def _enter(self, candidate: Candidate, place: int) -> _Entrant:
+        epochs = self.trunk.local.epochs
+        visits = max(1, round(self.trunk_rounds * self.trunk.cohort / len(self.trunk.participants)))
+        tried = stand_in(candidate.method, trunk=self.trunk_rounds, epochs=epochs, visits=visits)
+        session = self._open.enter_context(self._start(tried))
+        if is_plain(candidate.method, session.plan):
+            session.go_on_from(self.trunk)
+        return _Entrant(candidate, session, place)
+
+    def _try(self, entrant: _Entrant, to: int, panel: Sequence[int]) -> None:
+        """Train up to a round, then judge on some clients."""
+        session = entrant.session
+        try:
+            while session.next_round <= to:
+                if shares_nothing(session.plan):
+                    session.next_round = to + 1  # nobody hears of anybody: what a client is judged by is all there is
+                else:
+                    self._step(entrant.label, session)
+        except TrainingError as error:
+            entrant.failed = str(error)
+            return
+        scores = session.engine.evaluate(to, session.server, session.split, sorted(panel))
+        refreshed = sum(session.local.epochs if p.epochs is None else p.epochs for p in session.plan.refresh)
+        self.cost += len(panel) * refreshed / (session.cohort * session.local.epochs)
+        for score in scores.get("validation", []):
+            if score.samples:
+                value = -score.loss * score.samples if score.correct is None else float(score.correct)
+                entrant.tally[score.client] = (value, float(score.samples))
+        if not entrant.tally:
+            raise DataError(
+                f"none of the {len(panel)} clients that were drawn to be judged has validation samples, and a choice "
+                "looks at nothing else: raise --validation-share, or cut the data into fewer clients"
+            )
+        if not math.isfinite(entrant.score):
+            entrant.failed = "its validation loss is not finite"
+
+    def _without_failed(self, entrants: Sequence[_Entrant]) -> list[_Entrant]:
+        for entrant in entrants:
+            if entrant.failed is not None:
+                why = f"failed: {entrant.failed}"
+                self.rows[entrant.label] = Trial(entrant.label, None, None, None, entrant.rounds, None, why)
+        left = [entrant for entrant in entrants if entrant.failed is None]
+        if not left:
+            raise TrainingError(f"no candidate could be trained. The first one: {entrants[0].failed}")
+        return left
+
+    def _ranked(self, entrants: Sequence[_Entrant], keep: int, metric: str) -> list[_Entrant]:
+        """Those that go on: the best by figure, and the simplest of those that are as good within noise."""
+        order = sorted(entrants, key=lambda entrant: (-entrant.score, entrant.simplicity))
+        gaps = {entrant.label: paired(order[0].tally, entrant.tally) for entrant in order}
+        as_good = [e for e in order if e is order[0] or gaps[e.label][0] <= gaps[e.label][1]]
+        simplest = min(as_good, key=lambda entrant: entrant.simplicity)
+        going = [simplest, *(e for e in order if e is not simplest)][:keep]
+        for entrant in order:
+            behind, error = gaps[entrant.label]
+            verdict = f"dropped after {entrant.rounds} rounds"
+            if entrant in going:
+                verdict = "chosen" if keep == 1 else "goes on"
+            elif keep == 1:
+                verdict = "as good within noise" if entrant in as_good else "not as good"
+            self.rows[entrant.label] = Trial(
+                entrant.label,
+                -entrant.score if metric == "loss" else entrant.score,
+                behind,
+                error if math.isfinite(error) else None,
+                entrant.rounds,
+                entrant.simplicity[0],
+                verdict,
+            )
+        return going
+
+    def _reason(self, chosen: _Entrant) -> str:
+        """One sentence."""
+        mine = self.rows[chosen.label]
+        others = [r for r in self.rows.values() if r.behind is not None and r.label != mine.label]
+        others = [row for row in others if row.rounds == mine.rounds]
+        if not others:
+            return f"{chosen.label} is the only candidate that is left."
+        first = min(others, key=lambda row: row.behind or 0)
+        if mine.behind:
+            noise = "one client cannot tell" if mine.error is None else f"standard error over clients {mine.error:.3f}"
+            return (
+                f"{chosen.label}: {first.label} is ahead by {mine.behind:.3f} on validation samples, which is within "
+                f"noise ({noise}), and {chosen.label} keeps less of the model personal."
+            )
+        error = "" if first.error is None else f" (standard error over clients {first.error:.3f})"
+        return (
+            f"{chosen.label} does best on validation samples; {first.label}, the other finalist, is "
+            f"{first.behind:.3f} behind{error}."
+        )
