@@ -1,17 +1,18 @@
 """The trials: successive halving on validation samples, with clients, start and cohorts the same for all.
 
-*The trunk.* A few rounds say little: the first ones only tell who learns fast. So two fifths of what a choice may cost
-go into rounds of FedAvg, once for all, and candidates branch off from there, as if they had warmed up for so long. A
-candidate that does not train as FedAvg does (other phases, two models) is trained from the start instead.
+*The trunk.* The first rounds only tell who learns fast. So two fifths of what a choice may cost go into rounds of
+FedAvg, once for all, and candidates branch off from there, as if they had warmed up for so long. A candidate that does
+not train as FedAvg does (other phases, two models) is trained from the start instead.
 
-*Halving.* All candidates get a few rounds, the better half some more, and so on until two are left (Jamieson and
-Talwalkar, AISTATS 2016; each stage costs about the same). Half of what a candidate gets is training, half evaluation.
+*Halving.* All candidates get a turn, the better half some more, until four or fewer are left, who get the last one
+(after Jamieson and Talwalkar, AISTATS 2016; each stage costs about the same).
 
 *Judging.* Every stage looks at further clients, drawn at random. A client that has just been trained would flatter
 what is personal, one that never was would damn it. So before a client is judged, a copy of its model trains its
-personal part as long as it would have by then (at least one round's epochs); training alone needs no round, only that.
-Differences are paired by client. The simplest candidate within one standard error of the best one is never dropped,
-and is chosen in the end: simplest is what keeps the smallest share of the model personal.
+personal part for three rounds' epochs, whether or not it was in a cohort; where nothing is shared, for as many as it
+would have had by then, from the common start. Differences are paired by client. The simplest candidate within one
+standard error of the best one is never dropped, and is chosen in the end: simplest is what keeps the smallest share of
+the model personal.
 """
 
 from __future__ import annotations
@@ -30,28 +31,32 @@ from fedfac.rounds import Session
 from fedfac.seeds import stream
 
 TRUNK = 0.4  # of what a choice may cost
-FINALISTS = 2
+CATCH_UP = 3  # rounds that a personal part is trained before it is judged
+ALONE = (CATCH_UP, 10)  # the same where nothing is shared: as many as a client would have had, within these
+TURN = 1 + CATCH_UP  # what a candidate's turn costs, in rounds
+FINALISTS = 4
 Start = Callable[[Method], Session]
 OnRound = Callable[[str, int, int, Mapping[str, Any]], None]  # candidate, cost so far and at most, record of the round
 Tally = Mapping[int, tuple[float, float]]  # by client: (sum of what counts over its samples, samples)
 
 
 def stages(candidates: int, rounds: float) -> list[tuple[int, int]]:
-    """(How many candidates, how many turns each) of every stage; a turn is a round, and a cohort's worth of judging.
+    """(How many candidates, how many turns each) of every stage; one turn at least.
 
-    >>> stages(8, 48), stages(6, 10), stages(1, 10)
-    ([(8, 1), (4, 2), (2, 4)], [(6, 1), (3, 1), (2, 1)], [])
+    A turn is a round, and a cohort's worth of clients judged.
+
+    >>> stages(8, 64), stages(6, 10), stages(1, 10)
+    ([(8, 1), (4, 2)], [(6, 1), (3, 1)], [])
     """
-    sizes = []
-    while candidates > 1:
-        sizes.append(candidates)
-        candidates = 1 if candidates <= FINALISTS else max(FINALISTS, math.ceil(candidates / 2))
-    return [(size, max(1, int(rounds / (2 * len(sizes) * size)))) for size in sizes]
+    sizes = [candidates] if candidates > 1 else []
+    while sizes and sizes[-1] > FINALISTS:
+        sizes.append(math.ceil(sizes[-1] / 2))
+    return [(size, max(1, int(rounds / (TURN * len(sizes) * size)))) for size in sizes]
 
 
 def cost_of(plan: Sequence[tuple[int, int]]) -> int:
-    """What stages cost, in rounds."""
-    return sum(2 * size * turns for size, turns in plan)
+    """What stages cost at most, in rounds, if no candidate is trained from the start."""
+    return sum(TURN * size * turns for size, turns in plan)
 
 
 def is_plain(method: Method, plan: Plan) -> bool:
@@ -64,7 +69,7 @@ def shares_nothing(plan: Plan) -> bool:
     return plan.split.shared_share == 0 and plan.rule is None
 
 
-def stand_in(method: Method, *, trunk: int, epochs: int, visits: int) -> Method:
+def stand_in(method: Method, *, trunk: int, alone: int) -> Method:
     """The method as it is tried: after the trunk, and with its personal part caught up before it is judged."""
 
     def plan(anatomy: Any) -> Plan:
@@ -72,8 +77,8 @@ def stand_in(method: Method, *, trunk: int, epochs: int, visits: int) -> Method:
         if not is_plain(method, asked):
             return asked
         if shares_nothing(asked):
-            return replace(asked, refresh=(Phase(trains=PERSONAL, epochs=epochs * visits),))
-        caught_up = (Phase(trains=PERSONAL, epochs=epochs),) if asked.split.kept else asked.refresh
+            return replace(asked, refresh=(Phase(trains=PERSONAL),) * alone)
+        caught_up = (Phase(trains=PERSONAL),) * CATCH_UP if asked.split.kept else asked.refresh
         return replace(asked, warmup=trunk, probe_all=False, refresh=caught_up)
 
     return replace(method, plan=plan)
@@ -189,11 +194,11 @@ class Trials:
         return [everybody[place] for place in places]
 
     def _enter(self, candidate: Candidate, place: int) -> _Entrant:
-        epochs = self.trunk.local.epochs
-        visits = max(1, round(self.trunk_rounds * self.trunk.cohort / len(self.trunk.participants)))
-        tried = stand_in(candidate.method, trunk=self.trunk_rounds, epochs=epochs, visits=visits)
+        visits = round(self.trunk_rounds * self.trunk.cohort / len(self.trunk.participants))
+        alone = max(ALONE[0], min(ALONE[1], visits))
+        tried = stand_in(candidate.method, trunk=self.trunk_rounds, alone=alone)
         session = self._open.enter_context(self._start(tried))
-        if is_plain(candidate.method, session.plan):
+        if is_plain(candidate.method, session.plan) and not shares_nothing(session.plan):
             session.go_on_from(self.trunk)
         return _Entrant(candidate, session, place)
 
