@@ -65,7 +65,8 @@ def choose(
     rounds
         Of the run that is to follow.
     trial_rounds
-        What the choice may cost, in rounds. By default as many as the run has, or the fewest that are possible.
+        What the choice may cost, in rounds of local training, what clients train before they are judged included. By
+        default about as many as the run has; a short run's choice costs more than that, some 35.
     rate, cohort, epochs, batch_size, lr, optimizer, momentum, weight_decay, loss, seed, newcomers, lanes, device
         As for :func:`fedfac.fit`; give both the same.
     on_round
@@ -73,12 +74,13 @@ def choose(
         and the round's record.
 
     >>> import torch, fedfac
+    >>> _ = torch.manual_seed(0)
     >>> x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
     >>> clients = [(x[i::4], ((x[i::4, 0] > 0) ^ (i % 2 == 0)).long()) for i in range(4)]  # they contradict each other
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    >>> choice = fedfac.choose(model, Federation.from_arrays(clients), rounds=10, epochs=2)
-    >>> choice.method.name == "fedavg"
-    False
+    >>> choice = fedfac.choose(model, Federation.from_arrays(clients), rounds=20, lr=0.01)
+    >>> choice.method.name
+    'fedper'
     """
     local = Local(
         epochs=epochs,
@@ -185,7 +187,7 @@ def _choose(
             f"trial_rounds is {trial_rounds}; up to {len(most)} candidates take {least} rounds at least. Raise it, or "
             "leave less open: --layers and --tau take values, too"
         )
-    budget = max(rounds, least) if trial_rounds is None else trial_rounds
+    budget = rounds if trial_rounds is None else trial_rounds
     trunk = max(automatic.ROUNDS, int(TRUNK * budget / (1 + apart)))
     found: list[automatic.Choice] = []
 

@@ -184,7 +184,8 @@ class Trials:
         record = session.step()
         self.cost += record["round"] > 0
         if self.on_round is not None:
-            self.on_round(label, round(self.cost), self.budget, record)
+            spent = round(self.cost)
+            self.on_round(label, spent, max(spent, self.budget), record)
         return record
 
     def _order(self) -> list[int]:
@@ -275,11 +276,13 @@ class Trials:
         if mine.behind:
             noise = "one client cannot tell" if mine.error is None else f"standard error over clients {mine.error:.3f}"
             return (
-                f"{chosen.label}: {first.label} is ahead by {mine.behind:.3f} on validation samples, which is within "
-                f"noise ({noise}), and {chosen.label} keeps less of the model personal."
+                f"{first.label} is ahead of {mine.label} by {mine.behind:.3f} on validation samples, which is within "
+                f"noise ({noise}), and {mine.label} is simpler: {_personal(mine)} of it is personal, of the other "
+                f"{_personal(first)}."
             )
         error = "" if first.error is None else f" (standard error over clients {first.error:.3f})"
-        return (
-            f"{chosen.label} does best on validation samples; {first.label}, the other finalist, is "
-            f"{first.behind:.3f} behind{error}."
-        )
+        return f"{mine.label} does best on validation samples; {first.label} is next, {first.behind:.3f} behind{error}."
+
+
+def _personal(row: Trial) -> str:
+    return f"{row.personal:.0%}" if row.personal else "nothing"
