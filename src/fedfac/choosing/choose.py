@@ -80,7 +80,7 @@ def choose(
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> choice = fedfac.choose(model, Federation.from_arrays(clients), rounds=20, lr=0.01)
     >>> choice.method.name
-    'fedper'
+    'local'
     """
     local = Local(
         epochs=epochs,

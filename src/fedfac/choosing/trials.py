@@ -84,12 +84,13 @@ def stand_in(method: Method, *, trunk: int, alone: int) -> Method:
     return replace(method, plan=plan)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Entrant:
     """A candidate in its trial."""
 
     candidate: Candidate
     session: Session
+    opened: ExitStack  # closes the session
     place: int  # in the short list
     tally: dict[int, tuple[float, float]] = field(default_factory=dict)
     failed: str | None = None
@@ -164,8 +165,12 @@ class Trials:
                 panel, seen = order, 0
             for entrant in alive:
                 self._try(entrant, reached, panel)
-            alive = self._without_failed(alive)
-            alive = self._ranked(alive, plan[number + 1][0] if number + 1 < len(plan) else 1, metric)
+            left = self._without_failed(alive)
+            left = self._ranked(left, plan[number + 1][0] if number + 1 < len(plan) else 1, metric)
+            for entrant in alive:
+                if entrant not in left:
+                    entrant.opened.close()  # its personal states, and a GPU's graphs, take memory
+            alive = left
         chosen = alive[0]
         if not plan:
             self.rows[chosen.label] = Trial(chosen.label, None, None, None, chosen.rounds, None, "the only candidate")
@@ -198,10 +203,11 @@ class Trials:
         visits = round(self.trunk_rounds * self.trunk.cohort / len(self.trunk.participants))
         alone = max(ALONE[0], min(ALONE[1], visits))
         tried = stand_in(candidate.method, trunk=self.trunk_rounds, alone=alone)
-        session = self._open.enter_context(self._start(tried))
+        opened = self._open.enter_context(ExitStack())
+        session = opened.enter_context(self._start(tried))
         if is_plain(candidate.method, session.plan) and not shares_nothing(session.plan):
             session.go_on_from(self.trunk)
-        return _Entrant(candidate, session, place)
+        return _Entrant(candidate, session, opened, place)
 
     def _try(self, entrant: _Entrant, to: int, panel: Sequence[int]) -> None:
         """Train up to a round, then judge on some clients."""
