@@ -10,13 +10,14 @@ not train as FedAvg does (other phases, two models) is trained from the start in
 *Judging.* Every stage looks at further clients, drawn at random. A client that has just been trained would flatter
 what is personal, one that never was would damn it. So before a client is judged, a copy of its model trains its
 personal part for three rounds' epochs, whether or not it was in a cohort; where nothing is shared, for as many as it
-would have had by then, from the common start. Differences are paired by client. The simplest candidate within one
-standard error of the best one is never dropped, and is chosen in the end: simplest is what keeps the smallest share of
-the model personal.
+would have had by then, from the common start. Differences are paired by client. A candidate is as good as the best
+one within noise if it, and all between the two, are behind by one standard error at most. The simplest of those is
+never dropped, and is chosen in the end: simplest is what keeps the smallest share of the model personal.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -250,7 +251,7 @@ class Trials:
         """Those that go on: the best by figure, and the simplest of those that are as good within noise."""
         order = sorted(entrants, key=lambda entrant: (-entrant.score, entrant.simplicity))
         gaps = {entrant.label: paired(order[0].tally, entrant.tally) for entrant in order}
-        as_good = [e for e in order if e is order[0] or gaps[e.label][0] <= gaps[e.label][1]]
+        as_good = list(itertools.takewhile(lambda e: gaps[e.label][0] <= gaps[e.label][1], order))
         simplest = min(as_good, key=lambda entrant: entrant.simplicity)
         going = [simplest, *(e for e in order if e is not simplest)][:keep]
         for entrant in order:
@@ -281,10 +282,10 @@ class Trials:
         first = min(others, key=lambda row: row.behind or 0)
         if mine.behind:
             noise = "one client cannot tell" if mine.error is None else f"standard error over clients {mine.error:.3f}"
+            less = f": {_personal(mine)} of it is personal, of the other {_personal(first)}"
             return (
                 f"{first.label} is ahead of {mine.label} by {mine.behind:.3f} on validation samples, which is within "
-                f"noise ({noise}), and {mine.label} is simpler: {_personal(mine)} of it is personal, of the other "
-                f"{_personal(first)}."
+                f"noise ({noise}), and {mine.label} is simpler{'' if mine.personal == first.personal else less}."
             )
         error = "" if first.error is None else f" (standard error over clients {first.error:.3f})"
         return f"{mine.label} does best on validation samples; {first.label} is next, {first.behind:.3f} behind{error}."
