@@ -26,6 +26,7 @@ from fedfac.choosing.candidates import candidates, is_open, warmup_of
 from fedfac.choosing.choice import Choice
 from fedfac.choosing.choose import for_trials
 from fedfac.cli import main
+from fedfac.commands.flags import of_one_method
 from fedfac.errors import ConfigError, DataError, TrainingError
 from fedfac.method import Step
 from fedfac.progress import RoundProgress
@@ -337,6 +338,11 @@ def test_a_config_file_and_a_table_for_people(folder: Path, capsys: pytest.Captu
     assert chosen["name"] == "fedfac-plus"
     assert chosen["tau"] in ("25%", "50%", "75%")
     assert chosen["warmup"] == 3
+
+
+def test_a_file_for_a_comparison_gives_its_options_to_the_candidates_that_have_them() -> None:
+    tables = {"compare": {}, "method": {"name": "auto", "layers": ["fc1"], "mu": 0.1, "trial_rounds": 60}}
+    assert of_one_method(tables)["method"] == {"name": "auto", "layers": ["fc1"], "trial_rounds": 60}
 
 
 def test_an_interrupted_choice_leaves_nothing(

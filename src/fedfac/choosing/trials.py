@@ -136,6 +136,7 @@ class Trials:
     def __init__(self, start: Start, *, budget: int, trunk: int, on_round: OnRound | None = None) -> None:
         self._start, self.budget, self.trunk_rounds, self.on_round = start, budget, trunk, on_round
         self.cost = 0.0
+        self._most = budget  # what it will cost, as far as that is known
         self.rows: dict[str, Trial] = {}
         self._open = ExitStack()
 
@@ -157,6 +158,7 @@ class Trials:
         alive = [self._enter(candidate, place) for place, candidate in enumerate(candidates)]
         metric = "loss" if self.trunk.federation.classes is None else "accuracy"
         plan = stages(len(alive), self.budget - self.cost)
+        self._most = max(self.budget, round(self.cost) + cost_of(plan))
         reached, order, seen = self.trunk_rounds, self._order(), 0
         for number, (_, turns) in enumerate(plan):
             reached += turns
@@ -191,7 +193,7 @@ class Trials:
         self.cost += record["round"] > 0
         if self.on_round is not None:
             spent = round(self.cost)
-            self.on_round(label, spent, max(spent, self.budget), record)
+            self.on_round(label, spent, max(spent + 1, self._most), record)
         return record
 
     def _order(self) -> list[int]:
