@@ -11,13 +11,12 @@ not train as FedAvg does (other phases, two models) is trained from the start in
 what is personal, one that never was would damn it. So before a client is judged, a copy of its model trains its
 personal part for three rounds' epochs, whether or not it was in a cohort; where nothing is shared, for as many as it
 would have had by then, from the common start. Differences are paired by client. A candidate is as good as the best
-one within noise if it, and all between the two, are behind by one standard error at most. The simplest of those is
+one within noise if it, or one that is further behind, is behind by one standard error at most. The simplest of those is
 never dropped, and is chosen in the end: simplest is what keeps the smallest share of the model personal.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -253,7 +252,8 @@ class Trials:
         """Those that go on: the best by figure, and the simplest of those that are as good within noise."""
         order = sorted(entrants, key=lambda entrant: (-entrant.score, entrant.simplicity))
         gaps = {entrant.label: paired(order[0].tally, entrant.tally) for entrant in order}
-        as_good = list(itertools.takewhile(lambda e: gaps[e.label][0] <= gaps[e.label][1], order))
+        within = [gaps[entrant.label][0] <= gaps[entrant.label][1] for entrant in order]
+        as_good = order[: len(order) - within[::-1].index(True)]  # the best one is within noise of itself
         simplest = min(as_good, key=lambda entrant: entrant.simplicity)
         going = [simplest, *(e for e in order if e is not simplest)][:keep]
         for entrant in order:
