@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from fedfac import methods
     from fedfac.anatomy import Anatomy
+    from fedfac.choosing.choose import choose
     from fedfac.data.federation import Federation
     from fedfac.errors import FedfacError
     from fedfac.experiment import load
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Anatomy": "anatomy",
     "Federation": "data.federation",
+    "choose": "choosing.choose",
     "FedfacError": "errors",
     "load": "experiment",
     "factor_analysis": "factor",
@@ -59,6 +61,7 @@ __all__ = [
     "Result",
     "Split",
     "check_method",
+    "choose",
     "factor_analysis",
     "fit",
     "load",

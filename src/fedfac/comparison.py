@@ -20,7 +20,7 @@ from typing import Any
 from fedfac import evaluate, experiment
 from fedfac.config import TYPED_SECTIONS, Config, merged
 from fedfac.errors import ConfigError, RunError, did_you_mean
-from fedfac.methods import METHODS, options_of
+from fedfac.methods import check_name, options_of
 from fedfac.options import value_of
 from fedfac.preflight import json_like
 from fedfac.rounds import Record, Session
@@ -273,8 +273,7 @@ def parse_method(text: str) -> tuple[str, dict[str, str]]:
         if not sign:
             raise ConfigError(f"{pair!r} in {text!r} is not an option: write method:option=value:option=value")
         options[key] = value
-    if name not in METHODS:
-        raise ConfigError(f"there is no method {name!r}. {did_you_mean(name, METHODS)}")
+    check_name(name)
     return name, options
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -61,9 +61,10 @@ def run(
     on_round: Callable[[Record], None] | None = None,
     observers: Sequence[Observer] = (),
     should_stop: Callable[[], bool] | None = None,
+    choice: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Train what a config asks for."""
-    asked = session(config, out=out, resume=resume, lanes=lanes, device=device, observers=observers)
+    """Train what a config asks for; ``choice`` is recorded with it."""
+    asked = session(config, out=out, resume=resume, lanes=lanes, device=device, observers=observers, choice=choice)
     return asked.drive(on_round, should_stop)
 
 
@@ -77,6 +78,7 @@ def session(
     observers: Sequence[Observer] = (),
     federation: Federation | None = None,
     method: Method | None = None,
+    choice: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Session:
     """The run that a config asks for, to be gone through round by round.
@@ -97,6 +99,7 @@ def session(
         lanes=lanes,
         device=device,
         origin=config.to_dict(),
+        choice=choice,
         observers=observers,
     )
     return Session(model, federation, method, Local(**local, loss=loss_of(federation.classes)), settings)

@@ -45,11 +45,15 @@ class RoundProgress:
             )
             self._task = self._bar.add_task(title, total=rounds, completed=done, figures="")
 
-    def begin(self, title: str, done: int, offset: int) -> None:
-        """From now on rounds of ``title`` are shown; its round 1 is round ``offset + 1`` of the whole."""
+    def begin(self, title: str, done: int, offset: int, rounds: int | None = None) -> None:
+        """From now on rounds of ``title`` are shown; its round 1 is round ``offset + 1`` of the whole.
+
+        ``rounds`` says how many the whole has, where that was not known before.
+        """
         self.title, self._offset, self._accuracy = title, offset, "-"
+        self.rounds = self.rounds if rounds is None else rounds
         if self._bar is not None:
-            self._bar.update(self._task, description=title, completed=done, figures="")
+            self._bar.update(self._task, description=title, completed=done, total=self.rounds, figures="")
 
     def __enter__(self) -> RoundProgress:
         if self._bar is not None:

@@ -77,6 +77,7 @@ class Settings:
     stack: bool | None = None
     engine: Callable[[LaneEngine], Engine] | None = None
     origin: Mapping[str, Any] | None = None
+    choice: Mapping[str, Any] | None = None  # how the method was chosen, where 'auto' chose it
     observers: Sequence[Observer] = ()
 
 
@@ -297,6 +298,15 @@ class Session:
                     break
         return self.result()
 
+    def go_on_from(self, other: Session) -> None:
+        """Begin where ``other`` stands, which has done up to now what this session would have done.
+
+        So rounds that several methods have in common (a warm-up is FedAvg) are trained once.
+        """
+        if self.records or not other.server.keys() <= self.server.keys():
+            raise ConfigError("a session goes on from another one of the same model, and before its own first round")
+        self.server, self.next_round = {**self.server, **other.server}, other.next_round
+
     @property
     def _remote(self) -> bool:
         """Whether the clients keep what is personal on machines of their own."""
@@ -465,6 +475,8 @@ class Session:
             "names": None if are_numbers(self.federation.names) else list(self.federation.names),
             "origin": settings.origin,
         }
+        if settings.choice is not None:
+            config["choice"] = dict(settings.choice)
         if isinstance(self.federation, Roster):
             config["remote"] = dict(self.federation.about)
         if not settings.resume:

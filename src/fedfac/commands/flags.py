@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from fedfac import methods, models
+from fedfac.choosing.candidates import options_known
 from fedfac.config import TYPED_SECTIONS, merged, read_toml, value_type
 from fedfac.errors import ConfigError
 from fedfac.options import reader
@@ -106,7 +107,8 @@ def read_config(arguments: argparse.Namespace, *, methods_asked: str | None = No
 def of_one_method(tables: dict[str, Any]) -> dict[str, Any]:
     """The tables for a single method: of a file for a comparison, without the options of the other methods."""
     if tables.pop("compare", None) is not None:
-        known = methods.options_of(tables.get("method", {}).get("name", "fedfac"))
+        name = tables.get("method", {}).get("name", "fedfac")
+        known = options_known() if name == methods.AUTO else methods.options_of(name)
         tables["method"] = {k: v for k, v in tables.get("method", {}).items() if k == "name" or k in known}
     return tables
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedfac.commands.show import last_newcomers, newcomers_line
+from fedfac.commands.show import last_newcomers, newcomers_line, print_choice
 from fedfac.run import RunDirectory
 from fedfac.split import Split, mask_text
 
@@ -59,6 +59,7 @@ def gather(run: RunDirectory) -> dict[str, Any]:
         "newcomers": last_newcomers(records),
         "layers": layers,
         "personal_tensors": sorted(split.personal_tensors),
+        "choice": run.config.get("choice"),
         "clients": sorted(run.clients(), key=lambda c: (c["accuracy"] is None, c["accuracy"], c["loss"])),
     }
 
@@ -71,6 +72,8 @@ def show(facts: dict[str, Any], top: int) -> None:
     done, asked = facts["rounds"]
     console.print(f"[bold]{method['name']}[/bold] ({options})" if options else f"[bold]{method['name']}[/bold]")
     console.print(f"round {done} of {asked}")
+    if facts["choice"]:
+        print_choice(facts["choice"])
     if facts["accuracy"]:
         values = [v for _, v in facts["accuracy"]]
         console.print(f"accuracy {values[0]:.3f} {sparkline(values)} {values[-1]:.3f}")

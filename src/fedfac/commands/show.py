@@ -10,12 +10,15 @@ from rich.console import Console
 from rich.table import Table
 
 from fedfac import tables
+from fedfac.choosing.choice import cells
 from fedfac.result import Result
+from fedfac.run import read_config
 from fedfac.tables import Block
 
 
 def result_json(result: Result, method: str) -> dict[str, Any]:
-    """The last evaluation of a run, and where it is."""
+    """The last evaluation of a run, where it is, and how its method was chosen, if it was."""
+    chosen = read_config(result.path).get("choice") if result.path else None
     return {
         "method": method,
         "path": str(result.path) if result.path else None,
@@ -24,6 +27,7 @@ def result_json(result: Result, method: str) -> dict[str, Any]:
         "test": last_test(result),
         "newcomers": last_newcomers(result.records),
         "shared_share": result.records[-1]["shared_share"] if result.records else None,
+        **({} if chosen is None else {"choice": chosen}),
     }
 
 
@@ -69,6 +73,18 @@ def print_result(result: Result, method: str) -> None:
         console.print(newcomers_line(newcomers), highlight=False)
     if result.path is not None:
         _where(console, result.path)
+
+
+def print_choice(choice: Mapping[str, Any]) -> None:
+    """How a method was chosen: the candidates, and why."""
+    table = Table(title="choosing", title_justify="left", header_style="bold")
+    for name in ("candidate", str(choice["metric"]), "rounds", "verdict"):
+        table.add_column(name, justify="right" if name in ("rounds", choice["metric"]) else "left")
+    for trial in choice["trials"]:
+        table.add_row(*cells(trial))
+    console = wide_console()
+    console.print(table)
+    console.print(str(choice["reason"]), highlight=False, markup=False, soft_wrap=True)
 
 
 def print_blocks(blocks: Sequence[Block], path: Path) -> None:

@@ -164,15 +164,29 @@ class Federation:
 
     def without_test(self) -> Federation:
         """The same clients with their test samples taken away: whatever is decided here cannot have seen them."""
+        nothing = torch.empty(0, dtype=torch.int64)
+        return self._changed(lambda index, data: replace(data, test=nothing), "without test")
 
-        def client(index: int) -> ClientData:
-            return replace(self._client(index), test=torch.empty(0, dtype=torch.int64))
+    def with_validation(self, share: float, *, seed: int = 0) -> Federation:
+        """The same clients with a share of each one's training samples held out for validation."""
 
+        def hold_out(index: int, data: ClientData) -> ClientData:
+            own = data.train.cpu().numpy()
+            kept, held = partitions.hold_out(own, share, seed=seed, client=index, purpose="validation")
+            return replace(data, train=_indices(kept), validation=_indices(held))
+
+        return self._changed(hold_out, f"validation {share} {seed}")
+
+    def has_validation(self) -> bool:
+        """Whether any client has validation samples; of many clients, the first thousand are asked."""
+        return any(len(self.client(client).validation) for client in range(min(len(self), 1000)))
+
+    def _changed(self, change: Callable[[int, ClientData], ClientData], note: str) -> Federation:
         return Federation(
-            client,
+            lambda index: change(index, self._client(index)),
             names=self.names,
             classes=self.classes,
-            fingerprint=f"{self.fingerprint} without test",
+            fingerprint=f"{self.fingerprint} {note}",
             pool=self.pool,
         )
 

@@ -39,6 +39,19 @@ METHODS: Mapping[str, Callable[..., Method]] = {
     "variance": variance_split,
 }
 
+AUTO = "auto"  # no method: 'fedfac run' and fedfac.choose pick one
+
+
+def check_name(name: str) -> None:
+    """Fail unless there is such a method."""
+    if name == AUTO:
+        raise ConfigError(
+            "'auto' is a choice among methods, which 'fedfac run --method auto' (in Python fedfac.choose) makes; "
+            "here, name the method that it chose"
+        )
+    if name not in METHODS:
+        raise ConfigError(f"there is no method {name!r}. {did_you_mean(name, METHODS)}")
+
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> Method:
     """A method by its name; an option that it does not have fails with the nearest one that it has."""
@@ -51,18 +64,19 @@ def build(name: str, options: Mapping[str, Any] | None = None) -> Method:
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:
     """The options of a method: its builder's keywords, without those that the name already fixes."""
-    if name not in METHODS:
-        raise ConfigError(f"there is no method {name!r}. {did_you_mean(name, METHODS)}")
+    check_name(name)
     builder = METHODS[name]
     fixed = builder.keywords if isinstance(builder, partial) else {}
     return {k: p for k, p in inspect.signature(builder).parameters.items() if k not in fixed}
 
 
 __all__ = [
+    "AUTO",
     "METHODS",
     "all_personal",
     "apfl",
     "build",
+    "check_name",
     "ditto",
     "fedavg",
     "fedavg_plus",

@@ -19,7 +19,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -111,15 +111,23 @@ def choose(
     ) as session:
         anatomy = Anatomy.of(session.template)
         while not session.finished:
-            measured = session.step()["split"]
+            record = session.step()
+    return pick(record, anatomy, layers)
+
+
+def pick(record: Mapping[str, Any], anatomy: Anatomy, layers: Sequence[str] | None = None) -> Choice:
+    """The choice that the record of the probe's last round stands for."""
+    measured = record["split"]
     if not measured:
         raise ConfigError(
             "the model has no hidden layer, so there is none to split: give it one, or use another method"
         )
-    wanted = list(measured) if layers is None else layers
+    sets = {name: [name] for name in measured}
+    if layers is not None:
+        sets = {text: [layer.name for layer in anatomy.select(layer_keys(text))] for text in layers}
     scores = {}
-    for candidate in wanted:
-        own = [measured[layer.name] for layer in anatomy.select(layer_keys(candidate)) if layer.name in measured]
+    for candidate, names in sets.items():
+        own = [measured[name] for name in names if name in measured]
         power = sum(m["power"] for m in own)
         scores[candidate] = sum(m["between"] for m in own) / power if power else 0.0
     return Choice(max(scores, key=lambda candidate: scores[candidate]), scores)

@@ -201,8 +201,7 @@ def _check_space(space: Mapping[str, tuple[Value, ...]], anatomy: Anatomy) -> No
 
 
 def _check_validation(federation: Federation) -> None:
-    clients = range(min(len(federation), 1000))
-    if not any(len(federation.client(client).validation) for client in clients):
+    if not federation.has_validation():
         raise DataError(
             "no client has samples enough to hold some out for validation, and tuning looks at nothing else: "
             "raise --validation-share or cut the data into fewer clients"
