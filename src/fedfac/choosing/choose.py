@@ -14,7 +14,7 @@ from fedfac import experiment
 from fedfac.anatomy import Anatomy
 from fedfac.choosing.candidates import AUTO, TRIAL_ROUNDS, Candidate, candidates, needs_probe
 from fedfac.choosing.choice import Choice
-from fedfac.choosing.trials import TRUNK, OnRound, Trials, cost_of, is_plain, stages
+from fedfac.choosing.trials import TRUNK, OnRound, Trials, branches_off, cost_of, stages
 from fedfac.config import Config
 from fedfac.data.federation import Federation
 from fedfac.errors import ConfigError, DataError
@@ -104,7 +104,7 @@ def choose(
     held = for_trials(federation, seed=seed)
     return _choose(
         {"name": AUTO},
-        Anatomy.of(model),
+        model,
         lambda method: Session(model, held, method, local, settings),
         given=None if candidates is None else _named(candidates),
         rounds=rounds,
@@ -138,7 +138,7 @@ def settle(
 
     return _choose(
         config.method,
-        Anatomy.of(model),
+        model,
         start,
         given=None,
         rounds=config.train.rounds,
@@ -163,7 +163,7 @@ def for_trials(federation: Federation, *, seed: int) -> Federation:
 
 def _choose(
     asked: Mapping[str, Any],
-    anatomy: Anatomy,
+    model: nn.Module,
     start: Callable[[Method], Session],
     *,
     given: Sequence[Candidate] | None,
@@ -177,10 +177,11 @@ def _choose(
             f"a run of {rounds} rounds is too short to choose a method for: give it {LEAST_ROUNDS} rounds or more, or "
             "name the method, the layers and tau"
         )
+    anatomy = Anatomy.of(model)
     probes = given is None and needs_probe(asked, anatomy)
     other = anatomy.numbered[0].name if probes else None  # for now: so that there are as many as there can be
     most = candidates(asked, anatomy, rounds=rounds, picked=other) if given is None else given
-    apart = sum(c.method.wrap is not None or not is_plain(c.method, c.method.plan(anatomy)) for c in most)
+    apart = sum(not branches_off(c.method, model) for c in most)
     least = automatic.ROUNDS * (1 + apart) + cost_of(stages(len(most), 0))
     if trial_rounds is not None and trial_rounds < least:
         raise ConfigError(

@@ -23,6 +23,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import nn
+
+from fedfac.anatomy import Anatomy
 from fedfac.choosing.candidates import Candidate
 from fedfac.choosing.choice import Choice, Trial
 from fedfac.errors import DataError, TrainingError
@@ -62,6 +65,12 @@ def cost_of(plan: Sequence[tuple[int, int]]) -> int:
 def is_plain(method: Method, plan: Plan) -> bool:
     """Whether a method's clients train as FedAvg's do, so that it can branch off from FedAvg."""
     return plan.phases == (Phase(),) and method.server_rate == 1
+
+
+def branches_off(method: Method, model: nn.Module) -> bool:
+    """Whether a method can go on from FedAvg's state: it trains as FedAvg does, and has all its tensors."""
+    wrapped = Anatomy.of(method.wrap(model)) if method.wrap is not None else Anatomy.of(model)
+    return is_plain(method, method.plan(wrapped)) and wrapped.shapes.keys() >= Anatomy.of(model).shapes.keys()
 
 
 def shares_nothing(plan: Plan) -> bool:
