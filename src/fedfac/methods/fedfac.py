@@ -128,7 +128,7 @@ def fedfac_plus(
     refresh_epochs: int = 3,
     prior: float = 1.0,
     average: float = 0.9,
-    pull: float = 1.0,
+    pull: float = 0.5,
     probe_all: bool = False,
     eta_g: float = 1.0,
 ) -> Method:
