@@ -271,6 +271,23 @@ def test_without_newcomers_no_table_speaks_of_them(trained: Comparison) -> None:
         assert "newcomers" not in text
 
 
+def test_validation_samples_have_a_column_to_choose_by(tmp_path: Path) -> None:
+    asked = {
+        "data": {"name": "digits", "clients": 6, "validation_share": 0.25},
+        "train": {"rounds": 3, "epochs": 1, "evaluate_every": 1},
+    }
+    planned = comparison.plan(tmp_path / "c", methods=["fedavg", "fedper"], tables=asked)
+    assert comparison.train(planned) == {}
+    (block,) = tables.blocks(planned)
+    for cell in planned.cells:
+        lines = (cell.folder / "metrics.jsonl").read_text().splitlines()
+        held = [json.loads(line)["validation"]["accuracy"] for line in lines]
+        assert block.rows[cell.method]["validation"].mean == pytest.approx(statistics.fmean(held))
+    assert "| validation |" in tables.markdown([block])
+    assert "the ones to choose by" in tables.markdown([block])
+    assert ",validation" in tables.csv_text(planned).splitlines()[0]
+
+
 def test_real_targets_of_newcomers_are_in_the_table_by_their_loss(tmp_path: Path) -> None:
     rows = [f"{client},{x},{2 * x + client + 0.5}" for client in range(6) for x in range(12)]
     (tmp_path / "data.csv").write_text("\n".join(["who,x,y", *rows]) + "\n")

@@ -173,6 +173,9 @@ def figures(cell: Cell) -> dict[str, Any]:
     if "accuracy" in shown:
         headline = evaluate.headline([r["test"]["accuracy"] for r in tested])
         shown = {"last": headline["last"], "best": headline["best"], **shown}
+        held = [r["validation"]["accuracy"] for r in tested if "accuracy" in r.get("validation", {})]
+        if held:
+            shown["validation"] = evaluate.headline(held)["last"]
     newcomers = tested[-1].get("newcomers", {}).get("adapt", {})
     wanted = ("accuracy", "worst_decile") if "accuracy" in newcomers else ("loss",)
     return shown | {f"newcomers_{key}": newcomers[key] for key in wanted if key in newcomers}

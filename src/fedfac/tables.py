@@ -31,6 +31,7 @@ NOTE = (
     "than those of the best one (one-sided Wilcoxon signed-rank test, paired by seed and client, p < 0.05)."
 )
 PLAIN_NOTE = "Last evaluation, over all test samples. ± is the standard deviation over seeds. Best in bold."
+VALIDATION_NOTE = " validation: mean of the last 10 evaluations on validation samples, the ones to choose by."
 NEWCOMERS_NOTE = (
     " newcomers: over all test samples of the clients that were kept out of training, each with the model that it "
     "gets by adapting as the method prescribes, last round."
@@ -72,8 +73,9 @@ def _block(comparison: Comparison, setting: str, times: Mapping[str, float]) -> 
     found = {m: [f for cell in comparison.of(setting, m) if (f := figures(cell))] for m in comparison.methods}
     shown = next((fs[0] for fs in found.values() if fs), {})
     columns = CLASSIFICATION if "last" in shown else tuple(k for k, v in shown.items() if isinstance(v, float))
-    if any("newcomers_accuracy" in f for fs in found.values() for f in fs):
-        columns = (*columns, "newcomers_accuracy")
+    if "last" in shown:
+        extra = [c for c in ("validation", "newcomers_accuracy") if any(c in f for fs in found.values() for f in fs)]
+        columns = (*columns, *extra)
     values = {m: {c: [float(f[c]) for f in fs if c in f] for c in columns} for m, fs in found.items() if fs}
     means = {m: {c: statistics.fmean(v) for c, v in row.items() if v} for m, row in values.items()}
     if times:
@@ -179,6 +181,7 @@ def note(tables: Sequence[Block]) -> str:
     """What the columns mean."""
     columns = {column for block in tables for column in block.columns}
     words = NOTE if "last" in columns else PLAIN_NOTE
+    words += VALIDATION_NOTE if "validation" in columns else ""
     if {"newcomers_accuracy", "newcomers_loss"} & columns:
         words += NEWCOMERS_NOTE
     return words + (TIME_NOTE if "time" in columns else "")
