@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sqlite3
 import subprocess
@@ -16,8 +17,10 @@ from typing import Any
 import pytest
 import torch
 from helpers import message
+from torch import nn
 
 from fedfac import evaluate, experiment
+from fedfac.anatomy import Anatomy
 from fedfac.cli import main
 from fedfac.config import Config
 from fedfac.data import sources
@@ -347,3 +350,18 @@ def test_errors_say_what_to_do(
     assert main(["tune", "--out", str(tmp_path / "u")]) == 1
     assert "not installed: pip install 'fedfac[tune]'" in capsys.readouterr().err
     assert not (tmp_path / "u").exists()
+
+
+def digits_by_number(*, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A network whose layers are called 1, 3 and 5, and counted 1, 2 and 3."""
+    hidden = [nn.Linear(math.prod(shape), 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU()]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(5, classes))
+
+
+def test_layers_whose_names_are_numbers(tmp_path: Path) -> None:
+    tables = {"data": {"clients": 6}, "model": {"name": "test_tune:digits_by_number"}, "train": {"rounds": 1}}
+    found = plans.plan(tmp_path / "t", tables=tables, parameters=["layers"])
+    assert found.space["layers"] == ("1", "2")
+    model, _, _ = experiment.build(found.config)
+    chosen = [plans.with_values(found.config, {"layers": value}).method_options["layers"] for value in ("1", "2")]
+    assert [[layer.name for layer in Anatomy.of(model).select(keys)] for keys in chosen] == [["1"], ["3"]]

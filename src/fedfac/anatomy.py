@@ -83,6 +83,11 @@ class Layer:
         return torch.cat(blocks) if len(blocks) > 1 else blocks[0]
 
     @property
+    def key(self) -> LayerKey:
+        """What to call it by: its name, or its number where the name is one (in ``nn.Sequential``, '0' is layer 1)."""
+        return self.name if self.number is None or not self.name.isdigit() else self.number
+
+    @property
     def tensors(self) -> frozenset[str]:
         """The tensors in which the elements own their weights and biases."""
         return frozenset(rows.tensor for rows in (*self.weights, *self.biases))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedfac import methods
-from fedfac.anatomy import Anatomy, Layer, LayerKey
+from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError, did_you_mean
 from fedfac.method import Method
 
@@ -95,17 +95,12 @@ def _grid(
         if len(anatomy.numbered) < 2:
             raise ConfigError("layers is 'auto', but the model has no hidden layer to split: use another method")
         last = anatomy.numbered[-2].name
-        values["layers"] = [[_key(anatomy.layer(name))] for name in dict.fromkeys([last, picked or last])]
+        values["layers"] = [[anatomy.layer(name).key] for name in dict.fromkeys([last, picked or last])]
     if _is_auto(options.get("tau")):
         values["tau"] = list(taus)
     return [
         Candidate.of(name, dict(zip(values, combined, strict=True))) for combined in itertools.product(*values.values())
     ]
-
-
-def _key(layer: Layer) -> LayerKey:
-    """A layer's name, or its number where the name is one itself (``nn.Sequential``): '0' is layer 1."""
-    return layer.name if layer.number is None or not layer.name.isdigit() else layer.number
 
 
 def _is_auto(value: Any) -> bool:

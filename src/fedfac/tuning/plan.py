@@ -121,7 +121,7 @@ def plan(
     model, federation, _ = experiment.build(search.tuned)
     anatomy = Anatomy.of(model)
     given: dict[str, Sequence[Value]] = {
-        "layers": [layer.name for layer in anatomy.numbered[:-1]],
+        "layers": [str(layer.key) for layer in anatomy.numbered[:-1]],
         "tau": TAUS,
         "kappa": KAPPAS,
         **(space or {}),
