@@ -228,21 +228,21 @@ def test_the_short_list() -> None:
     assert [c.label for c in found] == [
         "fedavg",
         "fedavg+",
-        "fedper:warmup=5:refresh_epochs=1",
-        "fedfac-plus:layers=2:tau=25%:warmup=5:refresh_epochs=1",
-        "fedfac-plus:layers=2:tau=75%:warmup=5:refresh_epochs=1",
-        "fedfac-plus:layers=1:tau=25%:warmup=5:refresh_epochs=1",
-        "fedfac-plus:layers=1:tau=75%:warmup=5:refresh_epochs=1",
+        "fedper:warmup=5:refresh_epochs=3",
+        "fedfac-plus:layers=2:tau=0:warmup=5:refresh_epochs=3",
+        "fedfac-plus:layers=2:tau=50%:warmup=5:refresh_epochs=3",
+        "fedfac-plus:layers=1:tau=50%:warmup=5:refresh_epochs=3",
         "local",
     ]
     fewer = candidates({"name": "auto", "layers": [1], "tau": "50%", "warmup": 0}, anatomy, rounds=50, picked=None)
     assert [c.label for c in fewer][2:4] == [
-        "fedper:warmup=0:refresh_epochs=1",
-        "fedfac-plus:layers=1:tau=50%:warmup=0:refresh_epochs=1",
+        "fedper:warmup=0:refresh_epochs=3",
+        "fedfac-plus:layers=1:tau=50%:warmup=0:refresh_epochs=3",
     ]
     one = candidates({"name": "fedfac", "layers": ["auto"], "kappa": 0.9}, anatomy, rounds=50, picked="0")
     assert [c.asked for c in one] == [{"name": "fedfac", "layers": [number], "kappa": 0.9} for number in (2, 1)]
     assert [c.asked["tau"] for c in candidates({"name": "fedfac", "tau": "auto"}, anatomy, rounds=9, picked=None)] == [
+        "0",
         "25%",
         "50%",
         "75%",
@@ -262,7 +262,7 @@ def test_the_short_list() -> None:
         ),
         (
             {"trial_rounds": 20},
-            "trial_rounds is 20; up to 8 candidates take 50 rounds at least. Raise it, or leave less open: --layers "
+            "trial_rounds is 20; up to 7 candidates take 46 rounds at least. Raise it, or leave less open: --layers "
             "and --tau take values, too",
         ),
         (

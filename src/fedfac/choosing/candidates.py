@@ -20,9 +20,10 @@ from fedfac.method import Method
 AUTO = methods.AUTO
 TRIAL_ROUNDS = "trial_rounds"
 SHORTLIST = ("fedavg", "fedavg+", "fedper", "fedfac-plus", "local")
-TAUS = ("25%", "50%", "75%")  # of one method
-ENDS = ("25%", "75%")  # of the short list, which is long enough
-REFRESH_EPOCHS = 1
+NO_SPLIT = "0"  # τ: every element is shared, whatever Λ is
+TAUS = (NO_SPLIT, "25%", "50%", "75%")  # of one method
+ENDS = (NO_SPLIT, "50%")  # of the short list, which is long enough
+REFRESH_EPOCHS = 3
 WARMUP = (2, 10)  # at least, at most; between them a tenth of the run
 
 
@@ -89,7 +90,7 @@ def candidates(asked: Mapping[str, Any], anatomy: Anatomy, *, rounds: int, picke
 def _grid(
     name: str, options: Mapping[str, Any], anatomy: Anatomy, picked: str | None, taus: Sequence[str]
 ) -> list[Candidate]:
-    """One candidate for every Λ and τ that are left open."""
+    """One candidate for every Λ and τ that are left open; without a split Λ does not matter."""
     values: dict[str, list[Any]] = {key: [value] for key, value in options.items()}
     if _is_auto(options.get("layers")):
         if len(anatomy.numbered) < 2:
@@ -98,8 +99,11 @@ def _grid(
         values["layers"] = [[anatomy.layer(name).key] for name in dict.fromkeys([last, picked or last])]
     if _is_auto(options.get("tau")):
         values["tau"] = list(taus)
+    found = [dict(zip(values, combined, strict=True)) for combined in itertools.product(*values.values())]
     return [
-        Candidate.of(name, dict(zip(values, combined, strict=True))) for combined in itertools.product(*values.values())
+        Candidate.of(name, asked)
+        for asked in found
+        if asked.get("tau") != NO_SPLIT or asked.get("layers") == values.get("layers", [None])[0]
     ]
 
 
