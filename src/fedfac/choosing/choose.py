@@ -61,7 +61,7 @@ def choose(
         As for :func:`fedfac.fit`. The model is not changed.
     candidates
         Methods to choose from, the simpler ones first. By default FedAvg, FedAvg+, FedPer and FedFac+ (with a
-        warm-up and one epoch of refreshing), and local training.
+        warm-up and three epochs of refreshing), and local training.
     rounds
         Of the run that is to follow.
     trial_rounds
