@@ -77,6 +77,15 @@ def test_a_stacked_run_is_the_run_of_the_lanes(name: str, optimizer: dict[str, A
     alike(one, many)
 
 
+@pytest.mark.parametrize("options", [{"warmup": 1}, {"warmup": 0, "head": "personal"}, {"warmup": 1, "head": "shared"}])
+def test_fedfac_plus_is_stacked_with_the_priors_that_clients_count(options: dict[str, Any]) -> None:
+    method = methods.fedfac_plus(layers=[2], **options)
+    one, many = (run(stack, method, rounds=4, newcomers=0.3) for stack in (False, True))
+    alike(one, many)
+    served = [result.records[-1]["newcomers"]["adapt"]["loss"] for result in (one, many)]
+    assert served[0] == pytest.approx(served[1], rel=1e-4)
+
+
 def test_small_fully_connected_models_are_stacked_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = []
     inner = stacked.train_clients

@@ -11,7 +11,7 @@ how many lanes there are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +24,10 @@ from torch.optim.sgd import sgd
 
 from fedfac.data.federation import ClientData, Pool
 from fedfac.evaluate import BATCH, Metric, Score, tally
-from fedfac.method import PERSONAL, Loss, Phase, Step, supervised, weighted
+from fedfac.method import PERSONAL, Begin, Loss, Phase, Step, supervised, weighted
 from fedfac.noise import Seeded, silent
 from fedfac.split import Split
-from fedfac.state import State
+from fedfac.state import State, copy_into, references
 from fedfac.training import BETAS, Local, Outcome, problem_of, schedule
 
 GROUP = 32  # clients stepped together
@@ -56,8 +56,10 @@ def why_not(model: nn.Module, phases: Sequence[Phase], data: ClientData, seeded:
     size = sum(p.numel() for p in model.parameters())
     if size > LARGEST:
         return f"it has {size:,} parameters; stacked models have {LARGEST:,} at most"
-    if any(phase.before is not None or not (phase.stacks or phase.objective is supervised) for phase in phases):
-        return "its method has an objective or a step of its own that is not made for it"
+    for phase in phases:  # one that only prepares is done client by client
+        own = phase.before is not None or not (phase.stacks or phase.objective is supervised)
+        if own and phase.epochs != 0:
+            return "its method has an objective or a step of its own that is not made for it"
     if data.augment is not None or seeded is not silent:
         return "its training draws random numbers"
     if len({id(p) for p in model.parameters()}) != len(list(model.named_parameters(remove_duplicate=False))):
@@ -92,8 +94,11 @@ def train_clients(
     state = {name: tensor.clone() for name, tensor in received.items()}
     trainable = [name for name, p in model.named_parameters() if p.requires_grad]
     total = torch.zeros(len(clients), dtype=torch.float64, device=next(iter(state.values())).device)
-    seen = 0
-    for number, phase in enumerate(phases):
+    seen, number = 0, -1
+    for phase in phases:
+        number += phase.epochs != 0
+        if phase.before is not None:
+            _prepare(model, phase.before, clients, state, local.loss)
         trains = split.kept if phase.trains == PERSONAL else phase.trains
         chosen = [name for name in trainable if trains is None or name in trains]
         epochs = local.epochs if phase.epochs is None else phase.epochs
@@ -113,6 +118,18 @@ def train_clients(
         # a copy: a view would keep the whole group's memory alive for as long as one client's state is kept
         done[rank] = outcome, {name: tensor[place].clone() for name, tensor in state.items()}
     return [entry for entry in done if entry is not None]
+
+
+def _prepare(
+    model: nn.Module, before: Callable[[Begin], Any], clients: Sequence[Client], state: State, loss: Loss
+) -> None:
+    """What comes before a phase: each client's model is looked at, and perhaps written into, by itself."""
+    own = references(model)
+    for place, client in enumerate(clients):
+        copy_into(own, {name: tensor[place] for name, tensor in state.items()})
+        before(Begin(model, client.data, loss))
+        for name, tensor in state.items():
+            tensor[place] = own[name]
 
 
 class _Objective(nn.Module):
