@@ -361,4 +361,4 @@ def _by_element(
     recorded |= {"hysteresis": hysteresis, "refresh_epochs": refresh_epochs, "prior": prior, "average": average}
     recorded |= {"pull": pull, "eta_g": eta_g, **options}
     method = Method(name=name, plan=plan, server_rate=eta_g, options=recorded)
-    return with_prior(method, prior * pull, training=False) if head == "copy" else with_prior(method, prior)
+    return with_prior(method, prior, pulled=pull if head == "copy" else None)

@@ -29,16 +29,18 @@ SMOOTHING = 0.5  # added to every class's count: Jeffreys' prior
 BATCH = 4096
 
 
-def with_prior(method: Method, strength: float, *, training: bool = True) -> Method:
+def with_prior(method: Method, strength: float, *, pulled: float | None = None) -> Method:
     """The same method on a model that knows its client's class frequencies; at strength 0 the method itself.
 
-    Without ``training``, it is added when a client predicts only.
+    With ``pulled``, it is added in predictions only, and as far as clients are pulled to what all have in common: by
+    that share for those that have trained, wholly for a newcomer.
     """
     if not 0 <= strength < float("inf"):
         raise ConfigError(f"prior is {strength}; the weight of the class frequencies is a number from 0 (off) up")
     if not strength:
         return method
-    count = Phase(trains=frozenset({BUFFER}), epochs=0, before=Counted(strength))
+    whole = _counted(strength)
+    part = whole if pulled is None else _counted(strength * pulled)
 
     def plan(anatomy: Anatomy) -> Plan:
         found = method.plan(anatomy)
@@ -46,12 +48,16 @@ def with_prior(method: Method, strength: float, *, training: bool = True) -> Met
             found,
             split=replace(found.split, personal_tensors=found.split.personal_tensors | {BUFFER}),
             own=found.own | {BUFFER},
-            phases=(count, *found.phases) if training else found.phases,
-            refresh=(count, *found.refresh),
-            newcomer=(count, *found.newcomer),
+            phases=(whole, *found.phases) if pulled is None else found.phases,
+            refresh=(part, *found.refresh),
+            newcomer=(whole, *found.newcomer),
         )
 
     return replace(method, plan=plan, wrap=lambda model: _wrapped(method.wrap(model) if method.wrap else model))
+
+
+def _counted(strength: float) -> Phase:
+    return Phase(trains=frozenset({BUFFER}), epochs=0, before=Counted(strength))
 
 
 class Counted:
