@@ -230,15 +230,17 @@ def test_the_short_list() -> None:
         "fedavg+",
         "fedper:warmup=5:refresh_epochs=3",
         "fedfac-plus:layers=2:tau=0:warmup=5:refresh_epochs=3",
-        "fedfac-plus:layers=2:tau=50%:warmup=5:refresh_epochs=3",
-        "fedfac-plus:layers=1:tau=50%:warmup=5:refresh_epochs=3",
+        "fedfac-plus:layers=2:tau=50%:warmup=5:refresh_epochs=3:head=shared",
+        "fedfac-plus:layers=1:tau=50%:warmup=5:refresh_epochs=3:head=shared",
         "local",
     ]
     fewer = candidates({"name": "auto", "layers": [1], "tau": "50%", "warmup": 0}, anatomy, rounds=50, picked=None)
     assert [c.label for c in fewer][2:4] == [
         "fedper:warmup=0:refresh_epochs=3",
-        "fedfac-plus:layers=1:tau=50%:warmup=0:refresh_epochs=3",
+        "fedfac-plus:layers=1:tau=50%:warmup=0:refresh_epochs=3:head=shared",
     ]
+    copied = candidates({"name": "auto", "head": "copy"}, anatomy, rounds=50, picked=None)
+    assert [c.asked["head"] for c in copied if c.asked["name"] == "fedfac-plus"] == ["copy", "copy"]
     one = candidates({"name": "fedfac", "layers": ["auto"], "kappa": 0.9}, anatomy, rounds=50, picked="0")
     assert [c.asked for c in one] == [{"name": "fedfac", "layers": [number], "kappa": 0.9} for number in (2, 1)]
     assert [c.asked["tau"] for c in candidates({"name": "fedfac", "tau": "auto"}, anatomy, rounds=9, picked=None)] == [

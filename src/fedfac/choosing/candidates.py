@@ -101,10 +101,16 @@ def _grid(
         values["tau"] = list(taus)
     found = [dict(zip(values, combined, strict=True)) for combined in itertools.product(*values.values())]
     return [
-        Candidate.of(name, asked)
+        Candidate.of(name, _with_head(name, asked, options) if taus is ENDS else asked)
         for asked in found
         if asked.get("tau") != NO_SPLIT or asked.get("layers") == values.get("layers", [None])[0]
     ]
+
+
+def _with_head(name: str, asked: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """FedFac+ of the short list: where hidden elements are personal, the head is shared (docs/fedfac-plus.md)."""
+    splits = name == "fedfac-plus" and asked["tau"] != NO_SPLIT and "head" not in options
+    return {**asked, "head": "shared"} if splits else asked
 
 
 def _is_auto(value: Any) -> bool:

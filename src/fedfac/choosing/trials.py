@@ -64,7 +64,8 @@ def cost_of(plan: Sequence[tuple[int, int]]) -> int:
 
 def is_plain(method: Method, plan: Plan) -> bool:
     """Whether a method's clients train as FedAvg's do, so that it can branch off from FedAvg."""
-    return plan.phases == (Phase(),) and method.server_rate == 1
+    trains = tuple(phase for phase in plan.phases if phase.epochs != 0)  # the others only prepare
+    return trains == (Phase(),) and method.server_rate == 1
 
 
 def branches_off(method: Method, model: nn.Module) -> bool:
