@@ -232,7 +232,8 @@ class LaneEngine:
             for client, outcome, held in done:
                 outcomes[client] = outcome
                 if outcome.problem is None:
-                    whole = {name: held.after[name] for name in held.after if split.place(name) == "shared"}
+                    apart = split.personal_tensors | split.owners.keys()
+                    whole = {name: tensor for name, tensor in held.after.items() if name not in apart}
                     held.after = {name: tensor for name, tensor in held.after.items() if name in split.kept}
                     _add(now.sums, whole, held.samples)
                     now.weight += held.samples
