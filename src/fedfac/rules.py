@@ -212,14 +212,15 @@ class FactorRule:
             remembered["products"] = total.products
         if elements <= SMALL:
             total = total.to(CPU)
-        alive = ~total.dead
+        dead = total.dead
+        alive = ~dead
         values = torch.zeros(elements, dtype=torch.float64, device=alive.device)
         notes: dict[str, Any] = {
             "factors": 0,
             "iterations": 0,
             "converged": True,
             "stopped": "closed form",
-            "dead": int(total.dead.sum()),
+            "dead": int(dead.sum()),
         }
         continues = self.solver == "fast" and self.estimator == "principal-axis"
         before = own.get("communality") if continues else None
