@@ -57,10 +57,10 @@ def main() -> None:
         for averaged, pull, prior, epochs in product(AVERAGES, PULLS, PRIORS, EPOCHS):
             if prior and not pull:
                 continue  # a copy of its own knows its client's classes
-            pulls = dict.fromkeys(plan.split.copies, pull)
-            engine.plan = replace(plan, pulls=pulls, refresh=(*count[prior * pull], *refresh[epochs]))
+            split = replace(session.split, copies=dict.fromkeys(session.split.copies, pull))
+            engine.plan = replace(plan, refresh=(*count[prior * pull], *refresh[epochs]))
             server = session.shown if averaged else session.server
-            scores = engine.evaluate(rounds, server, session.split, session.tested)
+            scores = engine.evaluate(rounds, server, split, session.tested)
             row = {"average": averaged, "pull": pull, "prior": prior, "refresh_epochs": epochs}
             for part, own in scores.items():
                 figures = evaluate.summary(own, "")

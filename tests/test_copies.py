@@ -134,11 +134,11 @@ def test_a_mean_of_equal_states_is_that_state_and_counters_have_none() -> None:
 def test_a_split_with_copies_is_a_value() -> None:
     anatomy = Anatomy.of(small_model())
     plain = Split.of(anatomy, layers=[anatomy.layer(1)])
-    split = Split(plain.shapes, plain.personal_tensors, plain.owners, plain.masks, frozenset(HEAD))
+    split = Split(plain.shapes, plain.personal_tensors, plain.owners, plain.masks, dict.fromkeys(HEAD, 0.5))
     assert Split.from_json(split.to_json()) == split != plain
     assert hash(split) != hash(plain)
     assert split.kept == plain.kept | set(HEAD)
-    assert split.with_masks({"0": [False] * 6}).copies == frozenset(HEAD)
+    assert split.with_masks({"0": [False] * 6}).copies == dict.fromkeys(HEAD, 0.5)
     assert split.shared_numel() == plain.shared_numel()
     assert "with a copy of each client's own: 7.bias, 7.weight" in str(split)
 
@@ -146,8 +146,8 @@ def test_a_split_with_copies_is_a_value() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Split({"a": (1,)}, copies=frozenset("b")), "does not have: ['b']"),
-        (lambda: Split({"a": (1,)}, frozenset("a"), copies=frozenset("a")), "these are not shared: ['a']"),
+        (lambda: Split({"a": (1,)}, copies={"b": 0.0}), "does not have: ['b']"),
+        (lambda: Split({"a": (1,)}, frozenset("a"), copies={"a": 0.0}), "these are not shared: ['a']"),
         (lambda: methods.fedfac(pull=1.5), "pull is 1.5; it is a number from 0 (not at all) to 1"),
         (lambda: trained(methods.fedper(average=1.0)), "average is 1.0; the weight of the past"),
         (lambda: trained(methods.fedfac(layers=[-1], head="copy")), "cannot be both copied and one of the layers"),

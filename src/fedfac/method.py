@@ -18,7 +18,7 @@ from torch.func import vmap
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError
 from fedfac.rules import Rule
-from fedfac.split import Pulls, Split
+from fedfac.split import Split
 from fedfac.state import State
 
 if TYPE_CHECKING:
@@ -126,7 +126,6 @@ class Plan:
     warmup: int = 0  # so many rounds share everything; the split, and the first decision, come after them
     own: frozenset[str] = frozenset()  # tensors that stay personal even then
     average: float = 0.0  # clients predict with a mean of the server's states, in which the past weighs so much
-    pulls: Pulls = field(default_factory=dict)  # how far tensors move towards the server's before a client predicts
     phases: tuple[Phase, ...] = (Phase(),)
     refresh: tuple[Phase, ...] = ()  # on a copy of the client's model before it is evaluated or handed out
     newcomer: tuple[Phase, ...] = ()  # how a client that was never there makes a model its own

@@ -26,7 +26,7 @@ from fedfac.engine.store import CachedStore, MemoryStore, Store
 from fedfac.errors import RunError, TrainingError
 from fedfac.method import Phase
 from fedfac.numerics import CPU, Numerics
-from fedfac.split import NO_PULLS, Pulls, Split
+from fedfac.split import Split
 from fedfac.state import State, clone, load_state, references
 from fedfac.training import Local, noise_of, train_client
 
@@ -104,11 +104,10 @@ class Ensemble(nn.Module):
         clients: Sequence[int],
         *,
         classes: bool = True,
-        pulls: Pulls = NO_PULLS,
     ) -> None:
         super().__init__()
         self.template = copy.deepcopy(template).eval()
-        self._server, self._split, self._store, self._pulls = server, split, store, pulls
+        self._server, self._split, self._store = server, split, store
         self.clients = list(clients)
         self.classes = classes
         if not self.clients:
@@ -125,7 +124,7 @@ class Ensemble(nn.Module):
 
     def _states(self) -> Iterator[State]:
         for client in self.clients:
-            yield self._split.overlay(self._server, self._store.get(client), self._pulls)
+            yield self._split.overlay(self._server, self._store.get(client), predicts=True)
 
 
 def serve(

@@ -19,7 +19,7 @@ from fedfac.engine.store import Store
 from fedfac.errors import DataError, RunError, did_you_mean
 from fedfac.method import Plan
 from fedfac.newcomers import Ensemble, for_epochs, trained_copy
-from fedfac.split import NO_PULLS, Split
+from fedfac.split import Split
 from fedfac.state import State, load_state
 from fedfac.training import Local
 
@@ -78,10 +78,11 @@ class Result:
     def state(self, client: int | str) -> State:
         """The client's tensors: shared ones from the server, personal ones as it last trained them.
 
-        (A head of its own is nearer to zero, if the method pulls it there before a client predicts.)
+        (A copy of a shared tensor is pulled to the server's as far as the method says.)
         """
-        number, pulls = self._index(client), NO_PULLS if self.plan is None else self.plan.pulls
-        return self.split.overlay(self.server, self.store.get(number) if self.split.kept else None, pulls)
+        number = self._index(client)
+        own = self.store.get(number) if self.split.kept else None
+        return self.split.overlay(self.server, own, predicts=True)
 
     def adapt(
         self, train_data: ClientArrays | Dataset[Any] | ClientData, *, epochs: int | None = None, client: int = -1
@@ -120,8 +121,7 @@ class Result:
             chosen = everyone[:1] if trained else []  # one global model: every member would be the same
         tests = [r["test"] for r in self.records if "loss" in r.get("test", {})]
         classes = all("accuracy" in test for test in tests)
-        pulls = NO_PULLS if self.plan is None else self.plan.pulls
-        return Ensemble(self.template, self.server, self.split, self.store, chosen, classes=classes, pulls=pulls)
+        return Ensemble(self.template, self.server, self.split, self.store, chosen, classes=classes)
 
     @property
     def splits(self) -> dict[int, Split]:

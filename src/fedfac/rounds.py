@@ -450,7 +450,7 @@ class Session:
             "cohort": self.cohort,
             "seed": self.seed,
             "evaluate_every": self.evaluate_every,
-            **({"evaluate_from": self.settings.evaluate_from} if self.settings.evaluate_from > 1 else {}),
+            "evaluate_from": self.settings.evaluate_from,
             "evaluate_clients": self.settings.evaluate_clients,
             "metrics": list(metrics),
             "newcomers": self.settings.newcomers,

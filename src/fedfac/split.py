@@ -26,8 +26,6 @@ from fedfac.state import State
 CPU = torch.device("cpu")
 Mask = tuple[bool, ...]
 NORM_OPTIONS = ("follow", "shared", "personal")
-Pulls = Mapping[str, float]
-NO_PULLS: Pulls = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -50,29 +48,30 @@ class Split:
 
     ``shapes`` names every tensor. One in ``owners`` is decided by the mask of a layer (True = shared);
     one in ``personal_tensors`` is wholly personal; every other one is wholly shared. Of those in ``copies`` the mean
-    goes to the server like that of any shared one, but each client trains on from a copy of its own.
+    goes to the server like that of any shared one, but each client trains on from a copy of its own; before it
+    predicts, the copy moves that share of the way to the server's.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     personal_tensors: frozenset[str] = frozenset()
     owners: Mapping[str, tuple[str, Rows]] = field(default_factory=dict)
     masks: Mapping[str, Mask] = field(default_factory=dict)
-    copies: frozenset[str] = frozenset()
+    copies: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        unknown = (self.personal_tensors | self.owners.keys() | self.copies) - self.shapes.keys()
+        unknown = (self.personal_tensors | self.owners.keys() | self.copies.keys()) - self.shapes.keys()
         if unknown:
             raise ConfigError(f"the split places tensors that the state does not have: {sorted(unknown)}")
         twice = self.personal_tensors & self.owners.keys()
         if twice:
             raise ConfigError(f"the split places tensors both as a whole and by element: {sorted(twice)}")
-        neither = self.copies & (self.personal_tensors | self.owners.keys())
+        neither = self.copies.keys() & (self.personal_tensors | self.owners.keys())
         if neither:
             raise ConfigError(f"only shared tensors can have copies; these are not shared: {sorted(neither)}")
         named = {layer for layer, _ in self.owners.values()}
         if named != set(self.masks):
             raise ConfigError(f"the split has masks for {sorted(self.masks)}, its tensors name {sorted(named)}")
-        for name in ("shapes", "owners", "masks"):
+        for name in ("shapes", "owners", "masks", "copies"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     @classmethod
@@ -122,7 +121,7 @@ class Split:
     @property
     def kept(self) -> frozenset[str]:
         """The tensors that a client keeps: every one that is not shared as a whole, and copies of some that are."""
-        return self.personal_tensors | self.owners.keys() | self.copies
+        return self.personal_tensors | self.owners.keys() | self.copies.keys()
 
     def mask(self, tensor: str) -> Tensor:
         """True where the tensor's numbers are shared, in the tensor's full shape."""
@@ -176,20 +175,19 @@ class Split:
                 state[name] = (personal if name in self.personal_tensors else shared)[name]
         return state
 
-    def overlay(self, server: State, own: Mapping[str, Tensor] | None, pulls: Pulls = NO_PULLS) -> State:
+    def overlay(self, server: State, own: Mapping[str, Tensor] | None, *, predicts: bool = False) -> State:
         """A client's model: shared numbers from the server, personal ones from what the client kept.
 
         ``own`` holds whole tensors, as the client last trained them; a client that has none yet gets the
-        server's values (it starts from the common point). ``pulls`` moves the numbers of a tensor that share of
-        the way to the server's.
+        server's values (it starts from the common point). If it ``predicts``, its copies are pulled to the server's.
         """
         if not own:
             return dict(server)
         state = dict(server)
         for name in self.kept & own.keys():
             mine = own[name].to(server[name].device)
-            if name in pulls:
-                mine = torch.lerp(mine, server[name], pulls[name])
+            if predicts and self.copies.get(name):
+                mine = torch.lerp(mine, server[name], self.copies[name])
             if name in self.owners:
                 state[name] = torch.where(self._masks_on(mine.device)[name], server[name], mine)
             else:
@@ -234,7 +232,7 @@ class Split:
                 "personal": sorted(self.personal_tensors),
                 "owners": {name: {"layer": layer, **asdict(rows)} for name, (layer, rows) in self.owners.items()},
                 "masks": {layer: mask_text(mask) for layer, mask in self.masks.items()},
-                **({"copies": sorted(self.copies)} if self.copies else {}),
+                "copies": dict(self.copies),
             }
         )
 
@@ -251,7 +249,7 @@ class Split:
             frozenset(data["personal"]),
             owners,
             {layer: mask_of(mask) for layer, mask in data["masks"].items()},
-            frozenset(data.get("copies", ())),
+            data["copies"],
         )
 
     def _key(self) -> tuple[object, ...]:
@@ -260,7 +258,7 @@ class Split:
             self.personal_tensors,
             frozenset(self.owners.items()),
             frozenset(self.masks.items()),
-            self.copies,
+            frozenset(self.copies.items()),
         )
 
     def __hash__(self) -> int:

@@ -168,9 +168,7 @@ def train_client(
     total = torch.zeros((), dtype=torch.float64, device=numerics.device)
     seen = 0
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    number = -1
-    for phase in phases:
-        number += phase.epochs != 0  # one that only prepares does not change the order of the others' batches
+    for number, phase in numbered(phases):
         with numerics.autocast():
             context = None if phase.before is None else phase.before(Begin(model, data, local.loss))
         trains = split.kept if phase.trains == PERSONAL else phase.trains
@@ -188,6 +186,14 @@ def train_client(
         copy_into(state, frozen)
     mean = float(total) / seen if seen else 0.0
     return Outcome(data.size, mean, problem_of(mean, is_finite(state)))
+
+
+def numbered(phases: Sequence[Phase]) -> Iterator[tuple[int, Phase]]:
+    """Phases with their numbers in the random streams: one that only prepares does not change those of the others."""
+    number = -1
+    for phase in phases:
+        number += phase.epochs != 0
+        yield number, phase
 
 
 def problem_of(loss: float, finite: bool) -> str | None:

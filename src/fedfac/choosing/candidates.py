@@ -22,7 +22,10 @@ TRIAL_ROUNDS = "trial_rounds"
 SHORTLIST = ("fedavg", "fedavg+", "fedper", "fedfac-plus", "local")
 NO_SPLIT = "0"  # τ: every element is shared, whatever Λ is
 TAUS = (NO_SPLIT, "25%", "50%", "75%")  # of one method
-ENDS = (NO_SPLIT, "50%")  # of the short list, which is long enough
+# in the short list: no split, or one with a shared head (docs/fedfac-plus.md)
+VARIANTS: Mapping[str, Sequence[Mapping[str, str]]] = {
+    "fedfac-plus": ({"layers": AUTO, "tau": NO_SPLIT}, {"layers": AUTO, "tau": "50%", "head": "shared"})
+}
 REFRESH_EPOCHS = 3
 WARMUP = (2, 10)  # at least, at most; between them a tenth of the run
 
@@ -67,7 +70,7 @@ def candidates(asked: Mapping[str, Any], anatomy: Anatomy, *, rounds: int, picke
     """Every candidate once, the simpler ones first; ``picked`` is the layer that the probe found."""
     options = {key: value for key, value in asked.items() if key not in ("name", TRIAL_ROUNDS)}
     if asked["name"] != AUTO:
-        return _grid(asked["name"], options, anatomy, picked, TAUS)
+        return _grid(asked["name"], options, anatomy, picked)
     for option in options.keys() - options_known():
         raise ConfigError(
             f"none of the methods that 'auto' chooses from ({', '.join(SHORTLIST)}) has an option {option!r}. "
@@ -79,17 +82,14 @@ def candidates(asked: Mapping[str, Any], anatomy: Anatomy, *, rounds: int, picke
         if not hidden and name in ("fedper", "fedfac-plus"):  # the head is all there is: FedPer would be local
             continue
         able = methods.options_of(name)
-        usual: dict[str, Any] = {"layers": AUTO, "tau": AUTO} if "tau" in able else {}
-        if "warmup" in able:
-            usual |= {"warmup": warmup_of(rounds), "refresh_epochs": REFRESH_EPOCHS}
-        own = {key: value for key, value in options.items() if key in able}
-        found += _grid(name, {**usual, **own}, anatomy, picked, ENDS)
-    return found
+        trained = {"warmup": warmup_of(rounds), "refresh_epochs": REFRESH_EPOCHS} if "warmup" in able else {}
+        own = {key: value for key, value in options.items() if key in able and not (key == "tau" and _is_auto(value))}
+        for variant in VARIANTS.get(name, ({},)):
+            found += _grid(name, {**variant, **trained, **own}, anatomy, picked)
+    return list({candidate.label: candidate for candidate in found}.values())
 
 
-def _grid(
-    name: str, options: Mapping[str, Any], anatomy: Anatomy, picked: str | None, taus: Sequence[str]
-) -> list[Candidate]:
+def _grid(name: str, options: Mapping[str, Any], anatomy: Anatomy, picked: str | None) -> list[Candidate]:
     """One candidate for every Λ and τ that are left open; without a split Λ does not matter."""
     values: dict[str, list[Any]] = {key: [value] for key, value in options.items()}
     if _is_auto(options.get("layers")):
@@ -98,19 +98,13 @@ def _grid(
         last = anatomy.numbered[-2].name
         values["layers"] = [[anatomy.layer(name).key] for name in dict.fromkeys([last, picked or last])]
     if _is_auto(options.get("tau")):
-        values["tau"] = list(taus)
+        values["tau"] = list(TAUS)
     found = [dict(zip(values, combined, strict=True)) for combined in itertools.product(*values.values())]
     return [
-        Candidate.of(name, _with_head(name, asked, options) if taus is ENDS else asked)
+        Candidate.of(name, asked)
         for asked in found
         if asked.get("tau") != NO_SPLIT or asked.get("layers") == values.get("layers", [None])[0]
     ]
-
-
-def _with_head(name: str, asked: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """FedFac+ of the short list: where hidden elements are personal, the head is shared (docs/fedfac-plus.md)."""
-    splits = name == "fedfac-plus" and asked["tau"] != NO_SPLIT and "head" not in options
-    return {**asked, "head": "shared"} if splits else asked
 
 
 def _is_auto(value: Any) -> bool:

@@ -74,10 +74,9 @@ def choose(
         and the round's record.
 
     >>> import torch, fedfac
-    >>> _ = torch.manual_seed(0)
     >>> x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
     >>> clients = [(x[i::4], ((x[i::4, 0] > 0) ^ (i % 2 == 0)).long()) for i in range(4)]  # they contradict each other
-    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> model = fedfac.models.build("mlp", shape=(4,), classes=2, seed=0, hidden=8)
     >>> choice = fedfac.choose(model, Federation.from_arrays(clients), rounds=20, lr=0.01)
     >>> choice.method.name
     'local'

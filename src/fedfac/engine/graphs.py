@@ -135,7 +135,7 @@ class GraphSteps:
         if slot is None or not slot.fits(work, batches):
             slot = self._slots[key] = _Slot(self.recorder, work, batches)
         sizes = [len(index) for index in batches]
-        if any(slot.graph_for(size) is None for size in sizes):
+        if not all(slot.knows(size) for size in sizes):
             try:
                 with self.recorder.gate.alone(), self.recorder.untouched(), work.under_way():
                     slot.load(work, batches)
@@ -148,9 +148,7 @@ class GraphSteps:
         slot.load(work, batches)
         for number, size in enumerate(sizes):
             slot.bring(work, batches[number])
-            graph = slot.graph_for(size)
-            assert graph is not None  # captured above
-            graph.replay()
+            slot.replay(size)
         slot.hand_back(work)
         return None
 
@@ -245,18 +243,26 @@ class _Slot:
         if tensors := [value for value in kept if isinstance(value, Tensor)]:
             torch._foreach_zero_(tensors)
 
-    def graph_for(self, size: int) -> torch.cuda.CUDAGraph | None:
-        """The graph for the next batch, told how many samples that has; None: it has to be captured."""
-        if size in self.graphs or not self.fills or size == self.work.local.batch_size:
-            return self.graphs.get(size)
-        self.count.fill_(size)
-        return self.filled
+    def knows(self, size: int) -> bool:
+        """Whether there is a graph for batches of this size."""
+        return size in self.graphs or (self._is_filled(size) and self.filled is not None)
+
+    def _is_filled(self, size: int) -> bool:
+        """Whether batches of this size are filled up; a whole batch has a graph of its own."""
+        return self.fills and size != self.work.local.batch_size
+
+    def replay(self, size: int) -> None:
+        """Take the next step."""
+        if self._is_filled(size) and self.filled is not None:
+            self.count.fill_(size)
+            self.filled.replay()
+        else:
+            self.graphs[size].replay()
 
     def capture(self, sizes: Sequence[int], work: Work) -> None:
         """Record what is missing for batches of these sizes."""
-        whole = self.work.local.batch_size
         for size in sorted(set(sizes) - self.graphs.keys(), reverse=True):
-            if size != whole and self.fills:
+            if self._is_filled(size):
                 self.filled = self.filled or self._record(self.width, self.count.fill_(size))
             else:
                 if not self.resident:

@@ -28,7 +28,7 @@ from fedfac.method import PERSONAL, Begin, Loss, Phase, Step, supervised, weight
 from fedfac.noise import Seeded, silent
 from fedfac.split import Split
 from fedfac.state import State, copy_into, references
-from fedfac.training import BETAS, Local, Outcome, problem_of, schedule
+from fedfac.training import BETAS, Local, Outcome, numbered, problem_of, schedule
 
 GROUP = 32  # clients stepped together
 LARGEST = 300_000  # parameters; beyond, the arithmetic itself takes the time, and lanes are as fast
@@ -94,9 +94,8 @@ def train_clients(
     state = {name: tensor.clone() for name, tensor in received.items()}
     trainable = [name for name, p in model.named_parameters() if p.requires_grad]
     total = torch.zeros(len(clients), dtype=torch.float64, device=next(iter(state.values())).device)
-    seen, number = 0, -1
-    for phase in phases:
-        number += phase.epochs != 0
+    seen = 0
+    for number, phase in numbered(phases):
         if phase.before is not None:
             _prepare(model, phase.before, clients, state, local.loss)
         trains = split.kept if phase.trains == PERSONAL else phase.trains

@@ -294,7 +294,7 @@ def given_split(*, masks: Mapping[Any, Sequence[bool] | str], norm: str = "follo
     return Method(name="given", plan=plan, server_rate=eta_g, options=options)
 
 
-def _split_of(anatomy: Anatomy, layers: Sequence[LayerKey], norm: str, head: str) -> Split:
+def _split_of(anatomy: Anatomy, layers: Sequence[LayerKey], norm: str, head: str, pull: float = 0.0) -> Split:
     """The layers in Λ by element, all shared at first, and the head as asked for."""
     if head not in HEADS:
         raise ConfigError(f"head is {head!r}. {did_you_mean(head, HEADS)}")
@@ -303,7 +303,7 @@ def _split_of(anatomy: Anatomy, layers: Sequence[LayerKey], norm: str, head: str
         kind = "personal" if head == "personal" else "copied"
         raise ConfigError(f"the head {anatomy.head.name!r} cannot be both {kind} and one of the layers to split")
     split = Split.of(anatomy, layers=chosen, personal=anatomy.last(1) if head == "personal" else (), norm=norm)
-    return replace(split, copies=anatomy.last(1)) if head == "copy" else split
+    return replace(split, copies=dict.fromkeys(sorted(anatomy.last(1)), pull)) if head == "copy" else split
 
 
 def _by_element(
@@ -341,9 +341,9 @@ def _by_element(
         Threshold.parse(value)
 
     def plan(anatomy: Anatomy) -> Plan:
-        split = _split_of(anatomy, layers, norm, head)
+        split = _split_of(anatomy, layers, norm, head, pull)
         rest: dict[str, Any] = {"warmup": warmup, "refresh": refreshed(refresh_epochs), **_NEWCOMERS}
-        rest |= {"average": average, "pulls": dict.fromkeys(split.copies, pull) if pull else {}}
+        rest["average"] = average
         chosen = tuple(layer for layer in anatomy.layers if layer.name in split.masks)
         if not chosen:
             return Plan(split=split, **rest)
