@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from fedfac.method import Loss, Method
 from fedfac.observers import Observer
 from fedfac.preflight import hold_out_newcomers, json_like, name_of
 from fedfac.result import Result
-from fedfac.rounds import Record, Session, Settings
+from fedfac.rounds import Record, Session, divided
 from fedfac.run import RunDirectory, read_config
 from fedfac.split import Split
 from fedfac.state import check_same_tensors, references
@@ -89,20 +88,10 @@ def session(
         RunDirectory.check_free(out)
     model, federation, asked_for = build(config, federation=federation)
     method = asked_for if method is None else method
-    asked = {**vars(config.train), **changes}
-    local = {field.name: asked[field.name] for field in fields(Local) if field.name in asked}
-    rest = {name: value for name, value in asked.items() if name not in local}
-    settings = Settings(
-        **rest,
-        out=out,
-        resume=resume,
-        lanes=lanes,
-        device=device,
-        origin=config.to_dict(),
-        choice=choice,
-        observers=observers,
-    )
-    return Session(model, federation, method, Local(**local, loss=loss_of(federation.classes)), settings)
+    asked = {**vars(config.train), **changes, "loss": loss_of(federation.classes)}
+    running = {"out": out, "resume": resume, "lanes": lanes, "device": device, "observers": observers, "choice": choice}
+    local, settings = divided({**asked, **running, "origin": config.to_dict()})
+    return Session(model, federation, method, local, settings)
 
 
 def config_of(path: str | Path) -> Config:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -163,38 +163,18 @@ def fit(
     origin
         What the command line was asked for, so that it can rebuild the run.
     """
-    local = Local(
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        optimizer=optimizer,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        loss=loss,
-    )
-    settings = Settings(
-        rounds=rounds,
-        rate=rate,
-        cohort=cohort,
-        seed=seed,
-        evaluate_every=evaluate_every,
-        evaluate_from=evaluate_from,
-        evaluate_clients=evaluate_clients,
-        metrics=metrics,
-        newcomers=newcomers,
-        out=out,
-        resume=resume,
-        lanes=lanes,
-        device=device,
-        precision=precision,
-        layout=layout,
-        deterministic=deterministic,
-        stack=stack,
-        engine=engine,
-        origin=origin,
-        observers=observers,
-    )
+    own = ("model", "federation", "method", "on_round", "should_stop")
+    local, settings = divided({name: value for name, value in locals().items() if name not in own})
     return Session(model, federation, method, local, settings).drive(on_round, should_stop)
+
+
+def divided(asked: Mapping[str, Any]) -> tuple[Local, Settings]:
+    """Arguments by name, as those of local training and all others."""
+    names = {entry.name for entry in fields(Local)}
+    return (
+        Local(**{name: value for name, value in asked.items() if name in names}),
+        Settings(**{name: value for name, value in asked.items() if name not in names}),
+    )
 
 
 class Session:

@@ -19,8 +19,7 @@ from fedfac.config import Config
 from fedfac.data.federation import Federation
 from fedfac.errors import ConfigError, DataError
 from fedfac.method import Loss, Method, at_least_one
-from fedfac.rounds import Session, Settings
-from fedfac.training import Local
+from fedfac.rounds import Session, divided
 from fedfac.tuning import automatic
 
 VALIDATION_SHARE = 0.2
@@ -81,25 +80,9 @@ def choose(
     >>> choice.method.name
     'local'
     """
-    local = Local(
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        optimizer=optimizer,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        loss=loss,
-    )
-    settings = Settings(
-        rounds=_ENDLESS,
-        evaluate_every=_ENDLESS,
-        rate=rate,
-        cohort=cohort,
-        seed=seed,
-        newcomers=newcomers,
-        lanes=lanes,
-        device=device,
-    )
+    own = ("model", "federation", "candidates", "trial_rounds", "on_round")
+    asked = {name: value for name, value in locals().items() if name not in own}
+    local, settings = divided({**asked, "rounds": _ENDLESS, "evaluate_every": _ENDLESS})
     held = for_trials(federation, seed=seed)
     return _choose(
         {"name": AUTO},

@@ -93,7 +93,7 @@ def _check_parts(files: Sequence[Path]) -> None:
 
 
 def _download(source: Source, repo: str, looked: Sequence[Path]) -> list[Path]:
-    """Every file through the hub's own client, which caches, resumes, verifies and shows its progress."""
+    """Every file through the hub's own client, which caches, resumes and shows its progress; checked by its hash."""
     try:
         hub = importlib.import_module("huggingface_hub")
     except ImportError as error:
@@ -105,10 +105,25 @@ def _download(source: Source, repo: str, looked: Sequence[Path]) -> list[Path]:
         except Exception as error:  # the client has dozens, of several libraries
             reason = f"downloading {name} failed ({type(error).__name__}: {error})"
             raise DataError(_missing(source, looked, reason)) from error
+        _check_hash(path, repo)
         revision = revision or _commit(path)  # the default branch may move between two files
         found.append(path)
     log.info("%s: %s at commit %s", source.name, repo, revision or "unknown")
     return found
+
+
+def _check_hash(path: Path, repo: str) -> None:
+    """The hub's client checks sizes only. It names what it keeps by its SHA-256, if the hub has told it that."""
+    kept = path.resolve()
+    if len(kept.name) != 64 or set(kept.name) - set("0123456789abcdef"):  # small files go by git's own hash
+        return
+    with kept.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != kept.name:
+        raise DataError(
+            f"{path.name} of {repo} is damaged: its SHA-256 is {found}, the hub says {kept.name}. "
+            f"Delete {kept} and run the command again"
+        )
 
 
 def _commit(path: Path) -> str | None:
