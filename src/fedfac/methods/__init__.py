@@ -50,7 +50,7 @@ def check_name(name: str) -> None:
             "here, name the method that it chose"
         )
     if name not in METHODS:
-        raise ConfigError(f"there is no method {name!r}. {did_you_mean(name, METHODS)}")
+        raise ConfigError(f"there is no method {name!r}. {did_you_mean(name, (*METHODS, AUTO))}")
 
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> Method:
