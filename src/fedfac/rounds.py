@@ -163,17 +163,17 @@ def fit(
     origin
         What the command line was asked for, so that it can rebuild the run.
     """
-    own = ("model", "federation", "method", "on_round", "should_stop")
-    local, settings = divided({name: value for name, value in locals().items() if name not in own})
+    asked = dict(locals())  # the arguments: nothing else has a name yet
+    local, settings = divided(asked, without=("model", "federation", "method", "on_round", "should_stop"))
     return Session(model, federation, method, local, settings).drive(on_round, should_stop)
 
 
-def divided(asked: Mapping[str, Any]) -> tuple[Local, Settings]:
+def divided(asked: Mapping[str, Any], *, without: Sequence[str] = ()) -> tuple[Local, Settings]:
     """Arguments by name, as those of local training and all others."""
     names = {entry.name for entry in fields(Local)}
     return (
         Local(**{name: value for name, value in asked.items() if name in names}),
-        Settings(**{name: value for name, value in asked.items() if name not in names}),
+        Settings(**{name: value for name, value in asked.items() if name not in {*names, *without}}),
     )
 
 

@@ -80,9 +80,8 @@ def choose(
     >>> choice.method.name
     'local'
     """
-    own = ("model", "federation", "candidates", "trial_rounds", "on_round")
-    asked = {name: value for name, value in locals().items() if name not in own}
-    local, settings = divided({**asked, "rounds": _ENDLESS, "evaluate_every": _ENDLESS})
+    asked = {**locals(), "rounds": _ENDLESS, "evaluate_every": _ENDLESS}  # the arguments: nothing else has a name yet
+    local, settings = divided(asked, without=("model", "federation", "candidates", "trial_rounds", "on_round"))
     held = for_trials(federation, seed=seed)
     return _choose(
         {"name": AUTO},
