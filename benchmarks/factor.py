@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from fedfac.moments import Moments
-from fedfac.rules import FactorRule, Memory, Threshold
+from fedfac.rules import Asked, FactorRule, Memory, Threshold
 from fedfac.seeds import generator
 from fedfac.split import Mask
 
@@ -64,7 +64,7 @@ def compare(elements: int, inputs: int, number: int, device: torch.device) -> st
     for turn, total in enumerate(rounds(elements, inputs, number + 1, device)):
         for name in rules if turn % 2 else reversed(rules):  # neither is always first
             start = time.perf_counter()
-            made = rules[name].score("l", elements, total, seed=0, round=turn, memory=memory[name])
+            made = rules[name].score(Asked("l", elements, total, seed=0, round=turn, memory=memory[name]))
             seconds[name].append(time.perf_counter() - start)  # the scores are on the CPU: nothing is under way
             memory[name] = made.memory
             masks[name].append(TAU.cut(made.values)[0])

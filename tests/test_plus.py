@@ -17,7 +17,7 @@ from fedfac.conformance import small_federation, small_model
 from fedfac.errors import ConfigError
 from fedfac.method import Method, check_method
 from fedfac.moments import Moments
-from fedfac.rules import FactorRule, Threshold, decide
+from fedfac.rules import Asked, FactorRule, Threshold, decide
 from fedfac.split import Split
 from fedfac.state import references, same
 
@@ -154,15 +154,15 @@ def block(seed: int) -> Moments:
 
 def test_decaying_moments_are_the_weighted_sums_of_all_rounds() -> None:
     rule = FactorRule({"l": HALF}, {"l": 0.75}, decay=0.5, solver="exact")
-    memory = dict(rule.score("l", 6, block(0), seed=0, round=1).memory)
-    memory = dict(rule.score("l", 6, block(1), seed=0, round=2, memory=memory).memory)
-    last = rule.score("l", 6, block(2), seed=0, round=3, memory=memory)
+    memory = dict(rule.score(Asked("l", 6, block(0), seed=0, round=1)).memory)
+    memory = dict(rule.score(Asked("l", 6, block(1), seed=0, round=2, memory=memory)).memory)
+    last = rule.score(Asked("l", 6, block(2), seed=0, round=3, memory=memory))
     wanted = block(0) * 0.25 + block(1) * 0.5 + block(2)
     assert float(last.memory["n"]) == wanted.n == 9 * 1.75
     assert torch.allclose(last.memory["products"], wanted.products, atol=1e-12)
     plain = FactorRule({"l": HALF}, {"l": 0.75}, solver="exact")
-    assert torch.allclose(last.values, plain.score("l", 6, wanted, seed=0, round=3).values, atol=1e-8)
-    assert not torch.allclose(last.values, plain.score("l", 6, block(2), seed=0, round=3).values, atol=1e-3)
+    assert torch.allclose(last.values, plain.score(Asked("l", 6, wanted, seed=0, round=3)).values, atol=1e-8)
+    assert not torch.allclose(last.values, plain.score(Asked("l", 6, block(2), seed=0, round=3)).values, atol=1e-3)
 
 
 def test_an_element_changes_sides_only_past_the_margin() -> None:

@@ -26,7 +26,7 @@ from fedfac.engine.protocol import Engine
 from fedfac.errors import ConfigError, LayerError
 from fedfac.factor import factor_analysis
 from fedfac.moments import Additive, Moments, Spread
-from fedfac.rules import FactorRule, RandomRule, Scores, Threshold, VarianceRule, decide, per_layer
+from fedfac.rules import Asked, FactorRule, RandomRule, Scores, Threshold, VarianceRule, decide, per_layer
 from fedfac.split import Split
 
 Matrix = npt.NDArray[np.float64]
@@ -151,7 +151,7 @@ def test_the_score_is_the_communality_among_living_elements_and_0_for_dead_ones(
     R = np.atleast_2d(np.corrcoef(np.concatenate(blocks)[:, alive], rowvar=False))
     expected = factor_analysis(torch.from_numpy(R), kappa=0.75, estimator=estimator)
     rule = factor_rule(estimator=estimator)
-    made = rule.score("0", 6, total_of(rule, blocks), seed=0, round=0)
+    made = rule.score(Asked("0", 6, total_of(rule, blocks), seed=0, round=0))
     assert torch.allclose(made.values[alive], expected.communality, atol=1e-7)
     assert made.values[list(dead)].tolist() == [0] * len(dead)
     assert made.notes["dead"] == len(dead)
@@ -159,14 +159,14 @@ def test_the_score_is_the_communality_among_living_elements_and_0_for_dead_ones(
 
 
 def test_the_record_says_how_factor_analysis_ended() -> None:
-    made = factor_rule().score("0", 6, total_of(factor_rule(), blocks_of(0)), seed=0, round=0)
+    made = factor_rule().score(Asked("0", 6, total_of(factor_rule(), blocks_of(0)), seed=0, round=0))
     assert made.notes["converged"] in (True, False)
     assert (made.notes["iterations"] < 50) or not made.notes["converged"]
     assert made.notes["iterations"] >= 1
 
 
 def test_a_layer_of_dead_elements_is_survived() -> None:
-    made = factor_rule().score("0", 6, total_of(factor_rule(), [np.zeros((9, 6))] * 2), seed=0, round=0)
+    made = factor_rule().score(Asked("0", 6, total_of(factor_rule(), [np.zeros((9, 6))] * 2), seed=0, round=0))
     assert made.values.tolist() == [0] * 6
     assert made.notes == {"factors": 0, "iterations": 0, "converged": True, "stopped": "closed form", "dead": 6}
 
@@ -197,7 +197,7 @@ def test_updates_are_measured_when_asked_for() -> None:
 def test_each_layer_has_its_own_kappa() -> None:
     rule = FactorRule({"a": HALF, "b": HALF}, {"a": 0.2, "b": 0.99})
     total = total_of(rule, blocks_of(0))
-    few, many = (rule.score(name, 6, total, seed=0, round=0).notes["factors"] for name in ("a", "b"))
+    few, many = (rule.score(Asked(name, 6, total, seed=0, round=0)).notes["factors"] for name in ("a", "b"))
     assert few == 1
     assert many > 3
 
@@ -214,10 +214,10 @@ def test_bad_settings_of_the_factor_rule_are_refused() -> None:
 
 
 def test_a_rule_says_which_sums_it_needs() -> None:
-    assert message(ConfigError, lambda: factor_rule().score("fc", 6, None, seed=0, round=0)) == (
+    assert message(ConfigError, lambda: factor_rule().score(Asked("fc", 6, None, seed=0, round=0))) == (
         "factor analysis needs the moments of layer 'fc'; it was given None"
     )
-    assert message(ConfigError, lambda: VarianceRule({}).score("fc", 6, None, seed=0, round=0)) == (
+    assert message(ConfigError, lambda: VarianceRule({}).score(Asked("fc", 6, None, seed=0, round=0))) == (
         "the variance rule needs the spread of layer 'fc'; it was given None"
     )
 
@@ -246,9 +246,9 @@ def recorded() -> list[Moments]:
 
 def decisions(recorded: list[Moments], solver: str) -> list[Scores]:
     rule = FactorRule({"fc1": HALF}, {"fc1": 0.85}, solver=solver)
-    made = [rule.score("fc1", 64, recorded[0], seed=0, round=1)]
+    made = [rule.score(Asked("fc1", 64, recorded[0], seed=0, round=1))]
     for number, total in enumerate(recorded[1:], start=2):
-        made.append(rule.score("fc1", 64, total, seed=0, round=number, memory=made[-1].memory))
+        made.append(rule.score(Asked("fc1", 64, total, seed=0, round=number, memory=made[-1].memory)))
     return made
 
 
@@ -299,9 +299,9 @@ def test_both_solvers_agree_where_the_iteration_has_a_limit_that_50_iterations_r
     memory: Mapping[str, torch.Tensor] = {}
     for number, blocks in enumerate(rounds):
         total = total_of(fast, blocks)
-        made = fast.score("0", 6, total, seed=0, round=number, memory=memory)
+        made = fast.score(Asked("0", 6, total, seed=0, round=number, memory=memory))
         memory = made.memory
-        wanted = exact.score("0", 6, total, seed=0, round=number)
+        wanted = exact.score(Asked("0", 6, total, seed=0, round=number))
         assert HALF.cut(made.values)[0] == HALF.cut(wanted.values)[0] == (True, False, True, False, True, False)
 
 
@@ -310,17 +310,17 @@ def test_an_element_that_comes_back_to_life_is_scored_again() -> None:
     dead, alive = blocks_of(1), blocks_of(2)
     for block in dead:
         block[:, 4] = 0
-    first = rule.score("0", 6, total_of(rule, dead), seed=0, round=1)
+    first = rule.score(Asked("0", 6, total_of(rule, dead), seed=0, round=1))
     assert first.memory["communality"][4] == 0
-    then = rule.score("0", 6, total_of(rule, alive), seed=0, round=2, memory=first.memory)
+    then = rule.score(Asked("0", 6, total_of(rule, alive), seed=0, round=2, memory=first.memory))
     assert then.values[4] > 0.01
 
 
 @pytest.mark.parametrize("options", [{"solver": "exact"}, {"estimator": "leverage"}])
 def test_what_begins_anew_remembers_nothing(options: dict[str, Any]) -> None:
     rule = factor_rule(**options)
-    assert rule.score("0", 6, total_of(rule, blocks_of(0)), seed=0, round=0).memory == {}
-    assert RandomRule({}).score("0", 6, None, seed=0, round=0).memory == {}
+    assert rule.score(Asked("0", 6, total_of(rule, blocks_of(0)), seed=0, round=0)).memory == {}
+    assert RandomRule({}).score(Asked("0", 6, None, seed=0, round=0)).memory == {}
 
 
 def test_a_decision_remembers_by_layer() -> None:
@@ -330,7 +330,7 @@ def test_a_decision_remembers_by_layer() -> None:
     first = decide(rule, split, sums, seed=0, round=1)
     assert first.memory.keys() == {"0/communality"}
     then = decide(rule, first.split, sums, seed=0, round=2, memory=first.memory)
-    alone = rule.score("0", 6, sums["0"], seed=0, round=2, memory={"communality": first.memory["0/communality"]})
+    alone = rule.score(Asked("0", 6, sums["0"], seed=0, round=2, memory={"communality": first.memory["0/communality"]}))
     assert then.scores["0"] == alone.values.tolist() != first.scores["0"]
 
 
@@ -345,7 +345,7 @@ def test_a_fixed_random_split_does_not_depend_on_the_round_and_a_redrawn_one_doe
     fixed, redrawn = RandomRule({}), RandomRule({}, redraw=True)
 
     def drawn(rule: RandomRule, round: int) -> list[float]:
-        return [float(x) for x in rule.score("0", 8, None, seed=seed, round=round).values]
+        return [float(x) for x in rule.score(Asked("0", 8, None, seed=seed, round=round)).values]
 
     assert drawn(fixed, one) == drawn(fixed, other)
     assert (drawn(redrawn, one) == drawn(redrawn, other)) == (one == other)
@@ -354,7 +354,7 @@ def test_a_fixed_random_split_does_not_depend_on_the_round_and_a_redrawn_one_doe
 def test_random_scores_depend_on_the_seed_and_on_the_layer() -> None:
     rule = RandomRule({})
     made = [
-        rule.score(layer, 50, None, seed=seed, round=0).values.tolist()
+        rule.score(Asked(layer, 50, None, seed=seed, round=0)).values.tolist()
         for layer, seed in [("a", 0), ("b", 0), ("a", 1)]
     ]
     assert made[0] != made[1]
@@ -364,7 +364,8 @@ def test_random_scores_depend_on_the_seed_and_on_the_layer() -> None:
 
 def test_random_scores_are_fair() -> None:
     shared = sum(
-        sum(HALF.cut(RandomRule({}).score("l", 10, None, seed=seed, round=0).values)[0][:1]) for seed in range(400)
+        sum(HALF.cut(RandomRule({}).score(Asked("l", 10, None, seed=seed, round=0)).values)[0][:1])
+        for seed in range(400)
     )
     assert 150 < shared < 250  # the first element: half of the time, within five standard deviations
 
@@ -382,7 +383,7 @@ def test_elements_that_differ_most_between_clients_score_lowest() -> None:
     rule = VarianceRule({"0": HALF})
     total = total_of(rule, [common + draws.normal(size=(9, 6)) * spread for _ in range(30)])
     assert isinstance(total, Spread)
-    made = rule.score("0", 6, total, seed=0, round=0).values
+    made = rule.score(Asked("0", 6, total, seed=0, round=0)).values
     assert made.argsort(descending=True).tolist() == np.argsort(spread).tolist()
     assert made[2].item() == pytest.approx(1, abs=1e-12)
     assert rule.tau["0"].cut(made)[0] == (True, False, True, False, False, True)
@@ -396,7 +397,7 @@ def test_a_decision_cuts_every_layer_by_its_own_threshold() -> None:
     rule = RandomRule({"0": HALF, "2": Threshold.parse("inf")})
     made = decide(rule, split, {}, seed=4, round=1)
     for layer, elements in (("0", 6), ("2", 4)):
-        drawn = rule.score(layer, elements, None, seed=4, round=1).values.tolist()
+        drawn = rule.score(Asked(layer, elements, None, seed=4, round=1)).values.tolist()
         assert made.scores[layer] == drawn
     assert made.split.masks["0"] == tuple(x >= np.median(made.scores["0"]) for x in made.scores["0"])
     assert made.split.masks["2"] == (False,) * 4

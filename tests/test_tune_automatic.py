@@ -20,6 +20,7 @@ from fedfac.method import check_method
 from fedfac.models import build
 from fedfac.moments import Spread
 from fedfac.rounds import Session
+from fedfac.rules import Asked
 from fedfac.tuning import automatic
 
 CONFIG = Config.from_dict(
@@ -50,7 +51,7 @@ def spread_of(updates: list[list[float]]) -> Spread:
     ],
 )
 def test_what_is_not_in_common(updates: list[list[float]], power: float, between: float) -> None:
-    notes = automatic.UpdateRule({}).score("fc1", 1, spread_of(updates), seed=0, round=1).notes
+    notes = automatic.UpdateRule({}).score(Asked("fc1", 1, spread_of(updates), seed=0, round=1)).notes
     assert notes == pytest.approx({"power": power, "between": between})
 
 
@@ -59,7 +60,7 @@ def test_independent_updates_have_nothing_in_common() -> None:
     ratios = []
     for sample in draws:
         total = Spread(5, sample.sum(0, keepdim=True), sample.square().sum().reshape(1))
-        notes = automatic.UpdateRule({}).score("fc1", 1, total, seed=0, round=1).notes
+        notes = automatic.UpdateRule({}).score(Asked("fc1", 1, total, seed=0, round=1)).notes
         ratios.append(notes["between"] / notes["power"])
     assert sum(ratios) / 4 == pytest.approx(1, abs=0.02)  # without K/(K−1) it would be .8
 

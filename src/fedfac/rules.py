@@ -85,6 +85,18 @@ class Threshold:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """One layer to be scored: the sum of all clients' contributions, and what the rule remembers of that layer."""
+
+    layer: str
+    elements: int
+    total: Additive | None
+    seed: int
+    round: int
+    memory: Memory = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Scores:
     """One number per element, high = shared, and what the record should say about them."""
 
@@ -115,17 +127,8 @@ class Rule(Protocol):
     def measure(self, layer: Layer, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Additive | None:
         """What a client contributes, from its state before and after local training; None if nothing."""
 
-    def score(
-        self,
-        layer: str,
-        elements: int,
-        total: Additive | None,
-        *,
-        seed: int,
-        round: int,
-        memory: Memory | None = None,
-    ) -> Scores:
-        """Scores of one layer from the sum of all contributions, and from what it remembers of that layer."""
+    def score(self, asked: Asked) -> Scores:
+        """One number for every element of the layer."""
 
 
 def decide(
@@ -147,7 +150,7 @@ def decide(
     notes: dict[str, Mapping[str, Any]] = {}
     for layer, old in split.masks.items():
         own = {name.removeprefix(f"{layer}/"): t for name, t in (memory or {}).items() if name.startswith(f"{layer}/")}
-        made = rule.score(layer, len(old), sums.get(layer), seed=seed, round=round, memory=own)
+        made = rule.score(Asked(layer, len(old), sums.get(layer), seed, round, own))
         remembered |= {f"{layer}/{what}": tensor for what, tensor in made.memory.items()}
         threshold = rule.tau[layer]
         decided = own.get("mask")
@@ -191,30 +194,21 @@ class FactorRule:
         """The client's moments of its weights (as the authors do) or of their updates."""
         return Moments.of(layer, after, minus=before if self.on == "updates" else None)
 
-    def score(
-        self,
-        layer: str,
-        elements: int,
-        total: Additive | None,
-        *,
-        seed: int,
-        round: int,
-        memory: Memory | None = None,
-    ) -> Scores:
+    def score(self, asked: Asked) -> Scores:
         """ν of every element, from factor analysis of the elements that have variance."""
+        layer, total, own = asked.layer, asked.total, asked.memory
         if not isinstance(total, Moments):
             raise ConfigError(f"factor analysis needs the moments of layer {layer!r}; it was given {total!r}")
-        own = memory or {}
         remembered: dict[str, Tensor] = {}
         if self.decay:
             total = _accumulated(total, own, self.decay)
             remembered |= {"n": torch.tensor(total.n, dtype=torch.float64), "total": total.total}
             remembered["products"] = total.products
-        if elements <= SMALL:
+        if asked.elements <= SMALL:
             total = total.to(CPU)
         dead = total.dead
         alive = ~dead
-        values = torch.zeros(elements, dtype=torch.float64, device=alive.device)
+        values = torch.zeros(asked.elements, dtype=torch.float64, device=alive.device)
         notes: dict[str, Any] = {
             "factors": 0,
             "iterations": 0,
@@ -261,19 +255,10 @@ class RandomRule:
     def measure(self, layer: Layer, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
         """Nothing leaves a client for a random split."""
 
-    def score(
-        self,
-        layer: str,
-        elements: int,
-        total: Additive | None,
-        *,
-        seed: int,
-        round: int,
-        memory: Memory | None = None,
-    ) -> Scores:
+    def score(self, asked: Asked) -> Scores:
         """Uniform numbers."""
-        draws = stream(seed, "random split", layer, round if self.redraw else 0).random(elements)
-        return Scores(torch.from_numpy(draws))
+        draws = stream(asked.seed, "random split", asked.layer, asked.round if self.redraw else 0)
+        return Scores(torch.from_numpy(draws.random(asked.elements)))
 
 
 @dataclass(frozen=True)
@@ -287,20 +272,13 @@ class VarianceRule:
         """The client's sums."""
         return Spread.of(layer, after)
 
-    def score(
-        self,
-        layer: str,
-        elements: int,
-        total: Additive | None,
-        *,
-        seed: int,
-        round: int,
-        memory: Memory | None = None,
-    ) -> Scores:
+    def score(self, asked: Asked) -> Scores:
         """1 − Var_c / E‖z‖²."""
-        if not isinstance(total, Spread):
-            raise ConfigError(f"the variance rule needs the spread of layer {layer!r}; it was given {total!r}")
-        return Scores(1 - total.variance().cpu())
+        if not isinstance(asked.total, Spread):
+            raise ConfigError(
+                f"the variance rule needs the spread of layer {asked.layer!r}; it was given {asked.total!r}"
+            )
+        return Scores(1 - asked.total.variance().cpu())
 
 
 def check_decay(decay: float) -> None:

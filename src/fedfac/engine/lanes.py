@@ -53,6 +53,15 @@ CUDA_LANES = 10  # streams; the usual cohort
 TESTED = 8  # clients that a lane tests before it hands over
 
 
+@dataclass(frozen=True)
+class _Counting:
+    """A score that is still being counted on the device: its loss, answers and correct answers, each a sum."""
+
+    client: int
+    samples: int
+    total: Tensor
+
+
 class Lane:
     """One copy of the model, and the way in which it takes steps and predicts."""
 
@@ -89,8 +98,8 @@ class Lane:
         self._holds = server
 
     @torch.no_grad()
-    def score(self, client: int, pool: Pool, index: Tensor, metrics: Mapping[str, Metric]) -> Score:
-        """The lane's model on some samples."""
+    def score(self, client: int, pool: Pool, index: Tensor, metrics: Mapping[str, Metric]) -> Score | _Counting:
+        """The lane's model on some samples; ``settled`` waits for what a GPU is still counting."""
         self.model.eval()
         parts = torch.split(index, BATCH) if len(index) else ()
         if self.sums is not None and not metrics and parts:
@@ -101,10 +110,24 @@ class Lane:
                     break
                 total = found[0].clone() if total is None else total + found[0]
             else:
-                lost, answers, correct = torch.as_tensor(total).tolist()
-                return Score(client, int(answers), None if self.classes is None else int(correct), lost / len(index))
+                return _Counting(client, len(index), torch.as_tensor(total))
         answered = (predict(self.model, self.numerics, pool, part) for part in parts)
         return tally(client, answered, self.loss, self.classes, metrics)
+
+    def settled(self, scores: Sequence[Mapping[str, Score | _Counting]]) -> list[dict[str, Score]]:
+        """The scores of several clients, all counted: the device is waited for once, not once for each."""
+        waiting = [score.total for own in scores for score in own.values() if isinstance(score, _Counting)]
+        totals = iter(torch.stack(waiting).tolist() if waiting else ())
+
+        def read(score: Score | _Counting) -> Score:
+            if isinstance(score, Score):
+                return score
+            lost, answers, correct = next(totals)
+            return Score(
+                score.client, int(answers), None if self.classes is None else int(correct), lost / score.samples
+            )
+
+        return [{part: read(score) for part, score in own.items()} for own in scores]
 
     def _count(self, pool: Pool, index: Tensor, count: Tensor) -> tuple[Tensor]:
         with torch.no_grad():
@@ -320,7 +343,7 @@ class LaneEngine:
                 if not phases or self._train(lane, [client], split, phases, round, purpose)[0][0].problem:
                     lane.load(server, client.start, split.kept)
                 done.append(self._scores(lane, client))
-            return done
+            return lane.settled(done)
 
         found: dict[str, list[Score]] = {"test": []}
         trains = any(phase.epochs != 0 for phase in phases)  # then handing over costs nothing beside it
@@ -356,7 +379,7 @@ class LaneEngine:
         )
         return [(outcome, lane.state)]
 
-    def _scores(self, lane: Lane, client: stacked.Client) -> dict[str, Score]:
+    def _scores(self, lane: Lane, client: stacked.Client) -> dict[str, Score | _Counting]:
         data = client.data
         return {
             part: lane.score(client.number, data.pool, index, self.metrics)

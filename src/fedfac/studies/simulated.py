@@ -31,7 +31,7 @@ from torch import Tensor
 from fedfac.anatomy import Layer
 from fedfac.data.federation import Federation
 from fedfac.moments import Moments
-from fedfac.rules import FactorRule, Threshold
+from fedfac.rules import Asked, FactorRule, Threshold
 from fedfac.seeds import stream
 from fedfac.split import Mask
 
@@ -145,4 +145,4 @@ def communality(
     """ν of a layer's elements by factor analysis of these clients' weights (paper 4.1)."""
     total = reduce(add, (Moments.of(layer, state) for state in states))
     rule = FactorRule({layer.name: Threshold()}, {layer.name: kappa}, estimator)
-    return rule.score(layer.name, layer.elements, total, seed=0, round=0).values
+    return rule.score(Asked(layer.name, layer.elements, total, seed=0, round=0)).values

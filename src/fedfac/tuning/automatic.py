@@ -30,9 +30,9 @@ from fedfac.config import Config
 from fedfac.data.federation import Federation
 from fedfac.errors import ConfigError
 from fedfac.method import Method, Plan
-from fedfac.moments import Additive, Spread
+from fedfac.moments import Spread
 from fedfac.options import layer_keys
-from fedfac.rules import Memory, Scores, Threshold
+from fedfac.rules import Asked, Scores, Threshold
 from fedfac.run import atomic_write
 from fedfac.split import Split
 
@@ -60,23 +60,15 @@ class UpdateRule:
         """The client's update, to be summed."""
         return Spread.of(layer, after, minus=before)
 
-    def score(
-        self,
-        layer: str,
-        elements: int,
-        total: Additive | None,
-        *,
-        seed: int,
-        round: int,
-        memory: Memory | None = None,
-    ) -> Scores:
+    def score(self, asked: Asked) -> Scores:
         """All elements shared; the record says how large updates are, and how large the part not in common is."""
+        total = asked.total
         if not isinstance(total, Spread):
-            raise ConfigError(f"the spread of the updates of layer {layer!r} is needed; it was given {total!r}")
+            raise ConfigError(f"the spread of the updates of layer {asked.layer!r} is needed; it was given {total!r}")
         power = float(total.squares.sum()) / total.clients
         common = float((total.total / total.clients).square().sum())
         between = (power - common) * total.clients / max(total.clients - 1, 1)
-        return Scores(torch.ones(elements, dtype=torch.float64), {"power": power, "between": between})
+        return Scores(torch.ones(asked.elements, dtype=torch.float64), {"power": power, "between": between})
 
 
 def probe() -> Method:
