@@ -26,7 +26,8 @@ from fedfac import evaluate, experiment, models
 from fedfac.anatomy import Anatomy
 from fedfac.config import Config, DataConfig
 from fedfac.data import sources
-from fedfac.data.federation import ClientArrays, Federation
+from fedfac.data.federation import Federation
+from fedfac.data.pool import ClientArrays
 from fedfac.seeds import stream
 from fedfac.tuning import automatic
 

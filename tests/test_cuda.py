@@ -244,7 +244,7 @@ def test_convolutions_are_in_bf16_and_channels_last_by_themselves() -> None:
 
 
 def test_augmentation_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedfac.data.federation import ArrayPool
+    from fedfac.data.pool import ArrayPool
 
     def shift(inputs: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
         return inputs + torch.randn(inputs.shape, generator=draws, device=inputs.device)

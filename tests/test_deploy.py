@@ -22,7 +22,7 @@ from fedfac import models
 from fedfac.cli import main
 from fedfac.config import DataConfig
 from fedfac.data import partition
-from fedfac.data.federation import ClientData
+from fedfac.data.pool import ClientData
 from fedfac.data.tables import csv_or_parquet
 from fedfac.deploy.app import write_app
 from fedfac.deploy.certs import write_certs

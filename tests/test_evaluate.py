@@ -22,7 +22,8 @@ from torch import Tensor, nn
 import fedfac
 from fedfac import methods
 from fedfac.conformance import small_federation, small_model
-from fedfac.data.federation import ArrayPool, Federation
+from fedfac.data.federation import Federation
+from fedfac.data.pool import ArrayPool
 from fedfac.errors import ConfigError, RunError
 from fedfac.evaluate import (
     Score,

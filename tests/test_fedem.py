@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import fedfac
 from fedfac import methods
 from fedfac.conformance import small_federation, small_model
-from fedfac.data.federation import ArrayPool, ClientData
+from fedfac.data.pool import ArrayPool, ClientData
 from fedfac.errors import FedfacError
 from fedfac.method import Begin, Loss, Step, per_sample
 from fedfac.methods.fedem import Mixture, expectation, settle_shares, weighted_loss

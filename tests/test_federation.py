@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from fedfac.data.federation import ArrayPool, ClientData, Federation, are_numbers, numbers, one_client
+from fedfac.data.federation import Federation, are_numbers, numbers, one_client
+from fedfac.data.pool import ArrayPool, ClientData
 from fedfac.errors import ConfigError, DataError
 
 LAWS = settings(max_examples=25, deadline=None)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedfac.data.federation import ArrayPool, ClientData
+from fedfac.data.pool import ArrayPool, ClientData
 from fedfac.engine.graphs import fillable
 from fedfac.method import Loss, Phase
 from fedfac.noise import Routed, Seeded, silent

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedfac.data.federation import ArrayPool
+from fedfac.data.pool import ArrayPool
 from fedfac.data.vision import femnist
 from fedfac.errors import DataError
 

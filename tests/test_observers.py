@@ -15,7 +15,8 @@ import fedfac
 from fedfac.cli import main
 from fedfac.conformance import small_federation, small_model
 from fedfac.errors import ConfigError, TrainingError
-from fedfac.observers import MLflow, Record, TensorBoard, WandB, scalars
+from fedfac.observers import MLflow, TensorBoard, WandB, scalars
+from fedfac.records import Record
 
 ARGUMENTS: dict[str, Any] = {"rounds": 3, "epochs": 1, "cohort": 3, "method": fedfac.methods.fedfac(layers=[1])}
 

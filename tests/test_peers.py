@@ -20,7 +20,8 @@ from fedfac.bench import contestants
 from fedfac.bench.jobs import Job
 from fedfac.bench.race import Runner
 from fedfac.bench.race import race as take_turns
-from fedfac.data.federation import ArrayPool, Federation
+from fedfac.data.federation import Federation
+from fedfac.data.pool import ArrayPool
 from fedfac.errors import ConfigError
 from fedfac.numerics import CPU
 from fedfac.state import state_of

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedfac.anatomy import Anatomy
-from fedfac.data.federation import ArrayPool, ClientData
+from fedfac.data.pool import ArrayPool, ClientData
 from fedfac.errors import ConfigError
 from fedfac.method import PERSONAL, Begin, Phase, Step
 from fedfac.noise import Routed, Seeded, silent, taking_turns

@@ -24,11 +24,11 @@ from fedfac.anatomy import Anatomy
 from fedfac.cli import main
 from fedfac.config import Config
 from fedfac.data import sources
-from fedfac.data.federation import ArrayPool
+from fedfac.data.pool import ArrayPool
 from fedfac.data.samples import Samples
 from fedfac.engine import lanes
 from fedfac.errors import ConfigError, DataError, RunError, TrainingError
-from fedfac.rounds import Record
+from fedfac.records import Record
 from fedfac.tuning import plan as plans
 from fedfac.tuning import stages, worker
 from fedfac.tuning.plan import Search

@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedfac.data import image_parquet, vision
-from fedfac.data.federation import ArrayPool, Federation
+from fedfac.data.federation import Federation
+from fedfac.data.pool import ArrayPool
 from fedfac.data.samples import Samples
 from fedfac.data.vision import FlipAndCrop, ImageSet, Normalise, flip_and_crop
 from fedfac.errors import ConfigError, DataError

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fedfac.bench.jobs import Job
-from fedfac.data.federation import ArrayPool
+from fedfac.data.pool import ArrayPool
 from fedfac.errors import ConfigError
 from fedfac.rounds import draw_cohort
 from fedfac.seeds import generator

@@ -23,7 +23,8 @@ from fedfac.errors import ConfigError, RunError, did_you_mean
 from fedfac.methods import check_name, options_of
 from fedfac.options import value_of
 from fedfac.preflight import json_like
-from fedfac.rounds import Record, Session
+from fedfac.records import Record
+from fedfac.rounds import Session
 from fedfac.run import RunDirectory, atomic_write, check_same_run
 
 PLAN = "comparison.json"

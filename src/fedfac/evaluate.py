@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedfac.data.federation import Pool
+from fedfac.data.pool import Pool
 from fedfac.errors import ConfigError, did_you_mean
 from fedfac.method import Loss
 from fedfac.numerics import Numerics

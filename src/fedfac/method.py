@@ -22,7 +22,8 @@ from fedfac.split import Split
 from fedfac.state import State
 
 if TYPE_CHECKING:
-    from fedfac.data.federation import ClientData, Federation
+    from fedfac.data.federation import Federation
+    from fedfac.data.pool import ClientData
 
 Loss = Callable[[Any, Tensor], Tensor]
 

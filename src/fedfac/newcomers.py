@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedfac import evaluate
-from fedfac.data.federation import ClientData, Federation
+from fedfac.data.federation import Federation
+from fedfac.data.pool import ClientData
 from fedfac.engine.lanes import LaneEngine, pick_device
 from fedfac.engine.store import CachedStore, MemoryStore, Store
 from fedfac.errors import RunError, TrainingError

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedfac.errors import ConfigError
-
-Record = dict[str, Any]
+from fedfac.records import Record
 
 
 class Observer(Protocol):

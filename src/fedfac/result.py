@@ -14,7 +14,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from fedfac import evaluate
-from fedfac.data.federation import ClientArrays, ClientData, Federation, one_client
+from fedfac.data.federation import Federation, one_client
+from fedfac.data.pool import ClientArrays, ClientData
 from fedfac.engine.store import Store
 from fedfac.errors import DataError, RunError, did_you_mean
 from fedfac.method import Plan

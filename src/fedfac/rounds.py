@@ -14,7 +14,6 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from time import perf_counter
 from types import TracebackType
 from typing import Any
 
@@ -42,16 +41,14 @@ from fedfac.preflight import (
     json_like,
     tested_clients,
 )
+from fedfac.records import Clock, Record, split_record, training_record
 from fedfac.result import Result
 from fedfac.roster import Roster
 from fedfac.rules import Decision, Memory, decide
 from fedfac.run import RunDirectory, check_same_run, read_config
 from fedfac.seeds import stream
-from fedfac.split import Split
 from fedfac.state import State, check_same_tensors, state_of
 from fedfac.training import Local, Outcome
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +302,7 @@ class Session:
     def step(self) -> Record:
         """One round; number 0 is the static methods' decision before the first one. Returns its record."""
         number = self.next_round
-        clock = _Clock()
+        clock = Clock()
         if self.plan.warmup and number == self.plan.warmup + 1:
             self.split = self.plan.split
         before, remembered = self.split, self.memory
@@ -317,9 +314,9 @@ class Session:
             if number == 0:
                 raise TrainingError(f"the one decision before the first round cannot be made: {skip}") from skip
             self.split, self.memory = before, remembered
-            record |= _training_record(skip.outcomes, self.federation.names) | {"skipped": str(skip)}
+            record |= training_record(skip.outcomes, self.federation.names) | {"skipped": str(skip)}
         record["shared_share"] = self.split.shared_share
-        record["split"] = _split_record(self.split, before, decision)
+        record["split"] = split_record(self.split, before, decision)
         due = number % self.evaluate_every == 0 and number >= self.settings.evaluate_from
         due = due or number == self.settings.rounds
         test = number > 0 and due and "skipped" not in record
@@ -349,7 +346,7 @@ class Session:
         self.next_round = number + 1
         return record | {"seconds": sum(clock.seconds.values()), "timing": clock.seconds}
 
-    def _advance(self, number: int, record: Record, clock: _Clock) -> Decision | None:
+    def _advance(self, number: int, record: Record, clock: Clock) -> Decision | None:
         """Train, decide where the plan says so, aggregate; all but the evaluation."""
         before, rule = self.split, self.plan.rule
         decision: Decision | None = None
@@ -357,7 +354,7 @@ class Session:
             size = len(self.participants) if number == 0 and self.plan.probe_all else self.cohort
             cohort = draw_cohort(self.participants, size, self.seed, number)
             outcomes = self.engine.train(number, self.server, self.split, cohort)
-            record |= _training_record(outcomes, self.federation.names)
+            record |= training_record(outcomes, self.federation.names)
             self._check_any_finite(number, outcomes)
             clock.lap("train")
         if rule is not None and self.plan.decides(number):
@@ -468,44 +465,7 @@ class Session:
         return RunDirectory.resume(settings.out, rounds=settings.rounds)
 
 
-class _Clock:
-    """Seconds by step."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = perf_counter()
-
-    def lap(self, step: str) -> None:
-        now = perf_counter()
-        self.seconds[step] = round(now - self._last, 6)
-        self._last = now
-
-
 def draw_cohort(participants: Sequence[int], size: int, seed: int, round: int) -> list[int]:
     """The clients of one round, in ascending order (sums are taken in this order)."""
     chosen = stream(seed, "cohort", round).choice(len(participants), size, replace=False, shuffle=False)
     return sorted(participants[i] for i in chosen.tolist())
-
-
-def _training_record(outcomes: Mapping[int, Outcome], names: Any) -> Record:
-    good = {client: o for client, o in outcomes.items() if o.problem is None}
-    samples = sum(o.samples for o in good.values())
-    return {
-        "cohort": list(outcomes),
-        "left_out": {names[client]: o.problem for client, o in outcomes.items() if o.problem is not None},
-        "samples": samples,
-        "train_loss": sum(o.loss * o.samples for o in good.values()) / samples if samples else None,
-    }
-
-
-def _split_record(split: Split, before: Split, decision: Decision | None) -> Record:
-    changes = split.diff(before)
-    return {
-        layer: {
-            "elements": len(mask),
-            "shared": sum(mask),
-            "kept": changes[layer].kept,
-            **({} if decision is None else decision.notes[layer]),
-        }
-        for layer, mask in split.masks.items()
-    }

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedfac.data.federation import ClientData
+from fedfac.data.pool import ClientData
 from fedfac.errors import ConfigError, did_you_mean
 from fedfac.method import PERSONAL, Begin, Loss, Phase, Step, weighted
 from fedfac.noise import Seeded, how_it_draws

@@ -25,7 +25,7 @@ from fedfac.commands.show import print_blocks
 from fedfac.comparison import Cell, Comparison
 from fedfac.errors import ConfigError
 from fedfac.progress import RoundProgress
-from fedfac.rounds import Record
+from fedfac.records import Record
 from fedfac.run import atomic_write
 
 TIME_ROUNDS = 3

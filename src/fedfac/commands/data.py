@@ -17,7 +17,8 @@ from fedfac.commands.flags import add_experiment_flags, read_config
 from fedfac.commands.show import wide_console
 from fedfac.config import Config
 from fedfac.data import picture, sources
-from fedfac.data.federation import Federation, Pool
+from fedfac.data.federation import Federation
+from fedfac.data.pool import Pool
 
 _CHUNK = 4096
 

@@ -27,7 +27,7 @@ from fedfac.commands.show import wide_console
 from fedfac.errors import ConfigError
 from fedfac.method import at_least_one
 from fedfac.progress import RoundProgress
-from fedfac.rounds import Record
+from fedfac.records import Record
 from fedfac.run import atomic_write
 from fedfac.tuning import automatic, worker
 from fedfac.tuning import plan as plans

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from fedfac.data.federation import ArrayPool
+from fedfac.data.pool import ArrayPool
 from fedfac.data.samples import Samples
 
 

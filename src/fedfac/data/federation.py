@@ -1,9 +1,8 @@
 """Federation: the clients' training, validation and test data, as indices into tensors.
 
-Samples live in a *pool* that hands out a batch for a tensor of sample numbers; a client is a set of such
-numbers. With arrays there is one pool for the whole federation, resident on the device, and a batch is one
-gather. A lazy federation makes a client when it is needed and forgets it: its memory does not grow with
-the number of clients.
+Samples live in a *pool* (:mod:`fedfac.data.pool`); a client is a set of sample numbers. With arrays there is one
+pool for the whole federation, resident on the device, and a batch is one gather. A lazy federation makes a client
+when it is needed and forgets it: its memory does not grow with the number of clients.
 """
 
 from __future__ import annotations
@@ -11,89 +10,31 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from fedfac.data import partition as partitions
+from fedfac.data.pool import (
+    Array,
+    ArrayPool,
+    Augment,
+    ClientArrays,
+    ClientData,
+    Pool,
+    Prepare,
+    as_tensor,
+    check_lengths,
+    read_dataset,
+)
 from fedfac.errors import ConfigError, DataError
 
-Array = Tensor | npt.NDArray[Any]
-Prepare = Callable[[Tensor], Tensor]
 Index = partitions.Index | range
-
-
-class Pool(Protocol):
-    """Samples by number."""
-
-    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of these samples, on the pool's device."""
-
-    def to(self, device: torch.device) -> Pool:
-        """The same pool on another device."""
-
-
-@dataclass(frozen=True)
-class ArrayPool:
-    """Inputs and targets as two tensors; ``prepare`` turns a gathered batch into what the model eats."""
-
-    inputs: Tensor
-    targets: Tensor
-    prepare: Prepare | None = None
-
-    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """One gather."""
-        inputs = self.inputs[index]
-        return (self.prepare(inputs) if self.prepare else inputs), self.targets[index]
-
-    def to(self, device: torch.device) -> ArrayPool:
-        """The pool with its tensors on ``device``."""
-        return ArrayPool(self.inputs.to(device), self.targets.to(device), self.prepare)
-
-    def check(self, classes: int | None, where: str = "the data") -> int | None:
-        """Fail on numbers that are not finite and on labels out of range; returns the number of classes."""
-        for tensor in (self.inputs, self.targets):
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                bad = int((~torch.isfinite(tensor.reshape(len(tensor), -1)).all(1)).sum())
-                raise DataError(
-                    f"{where} has {bad} of {len(tensor)} samples with numbers that are not finite: "
-                    "clean or drop them first"
-                )
-        return _check_targets(self.targets, classes, where=where)
-
-    def fingerprint(self) -> str:
-        """A checksum of inputs and targets."""
-        check = hashlib.blake2b(digest_size=16)
-        for tensor in (self.inputs, self.targets):
-            check.update(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))  # type: ignore[arg-type]
-        return check.hexdigest()
-
-
-Augment = Callable[[Tensor, torch.Generator], Tensor]
-
-
-@dataclass(frozen=True)
-class ClientData:
-    """One client: a pool, and which of its samples are for what; ``augment`` changes training batches only."""
-
-    pool: Pool
-    train: Tensor
-    test: Tensor
-    validation: Tensor
-    augment: Augment | None = None
-
-    @property
-    def size(self) -> int:
-        """n_k, the number of training samples."""
-        return len(self.train)
-
-
-ClientArrays = tuple[Array, Array] | tuple[Array, Array, Array, Array]
 
 
 class Federation:
@@ -233,8 +174,8 @@ class Federation:
         for number, (name, arrays) in enumerate(named.items()):
             if len(arrays) not in (2, 4):
                 raise DataError(f"client {name!r} gave {len(arrays)} arrays; give (x, y) or (x, y, x_test, y_test)")
-            tensors = [_tensor(a) for a in arrays]
-            _check_lengths(name, tensors)
+            tensors = [as_tensor(a) for a in arrays]
+            check_lengths(name, tensors)
             own = np.arange(start, start + len(tensors[0]))
             start += len(own)
             if len(tensors) == 4:
@@ -267,12 +208,12 @@ class Federation:
     ) -> Federation:
         """One map-style ``Dataset`` of (input, target) per client; each is read once, into one tensor."""
         named = dict(clients) if isinstance(clients, Mapping) else {str(i): d for i, d in enumerate(clients)}
-        arrays: dict[str, ClientArrays] = {name: _read(name, dataset) for name, dataset in named.items()}
+        arrays: dict[str, ClientArrays] = {name: read_dataset(name, dataset) for name, dataset in named.items()}
         if test is not None:
             held = dict(test) if isinstance(test, Mapping) else {str(i): d for i, d in enumerate(test)}
             if held.keys() != named.keys():
                 raise DataError(f"test data for the clients {sorted(held)}, training data for {sorted(named)}")
-            arrays = {name: (*_read(name, named[name]), *_read(name, held[name])) for name in named}
+            arrays = {name: (*read_dataset(name, named[name]), *read_dataset(name, held[name])) for name in named}
         return cls.from_arrays(
             arrays, test_share=test_share, validation_share=validation_share, classes=classes, seed=seed
         )
@@ -296,8 +237,8 @@ class Federation:
         ``by`` is the name of a partition (``"iid"``, ``"dirichlet"`` with ``alpha=``), a function
         ``(labels, clients=, seed=, ...)`` to index arrays, or one client id per sample.
         """
-        x, y = dataset if isinstance(dataset, tuple) else _read("all", dataset)
-        inputs, targets = _tensor(x), _tensor(y)
+        x, y = dataset if isinstance(dataset, tuple) else read_dataset("all", dataset)
+        inputs, targets = as_tensor(x), as_tensor(y)
         if len(inputs) != len(targets):
             raise DataError(f"the data has {len(inputs)} inputs and {len(targets)} targets")
         named: Mapping[str, Any]
@@ -347,8 +288,8 @@ class Federation:
         """
 
         def client(index: int) -> ClientData:
-            tensors = [_tensor(a) for a in load(index)]
-            _check_lengths(names[index], tensors)
+            tensors = [as_tensor(a) for a in load(index)]
+            check_lengths(names[index], tensors)
             x, y, x_test, y_test = tensors
             pool = ArrayPool(torch.cat([x, x_test]), torch.cat([y, y_test]))
             pool.check(classes, where=f"client {names[index]!r}")
@@ -462,7 +403,7 @@ def _indices(index: Index) -> Tensor:
 
 def one_client(samples: ClientArrays | Dataset[Any], classes: int | None = None) -> ClientData:
     """A client outside of any federation, all of whose samples are for training."""
-    x, y = samples[:2] if isinstance(samples, tuple) else _read("new", samples)
+    x, y = samples[:2] if isinstance(samples, tuple) else read_dataset("new", samples)
     return Federation.from_arrays([(x, y)], test_share=0.0, classes=classes).client(0)
 
 
@@ -474,59 +415,3 @@ def numbers(n: int) -> Sequence[str]:
 def are_numbers(names: Sequence[str]) -> bool:
     """Whether these are the names that :func:`numbers` would give."""
     return isinstance(names, _Numbers) or all(name == str(i) for i, name in enumerate(names))
-
-
-def tensors_of(name: str, samples: ClientArrays | Dataset[Any]) -> list[Tensor]:
-    """A client's (x, y) or (x, y, x_test, y_test) as tensors of matching lengths."""
-    tensors = [_tensor(a) for a in (samples if isinstance(samples, tuple) else _read(name, samples))]
-    _check_lengths(name, tensors)
-    return tensors
-
-
-def _tensor(array: Array) -> Tensor:
-    try:
-        tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.require(array, requirements=["C", "W"]))
-    except TypeError as error:
-        raise DataError(f"an array of {array.dtype} cannot be trained on: give numbers") from error
-    if tensor.dtype == torch.float64:
-        return tensor.to(torch.get_default_dtype())
-    return tensor.long() if tensor.dtype in (torch.int32, torch.int16, torch.int8) else tensor
-
-
-def _check_lengths(name: str, tensors: Sequence[Tensor]) -> None:
-    if len(tensors) not in (2, 4):
-        raise DataError(f"client {name!r} gave {len(tensors)} arrays; give (x, y) or (x, y, x_test, y_test)")
-    for x, y in zip(tensors[::2], tensors[1::2], strict=True):
-        if len(x) != len(y):
-            raise DataError(f"client {name!r} has {len(x)} inputs and {len(y)} targets")
-
-
-def _read(name: str, dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
-    try:
-        n = len(dataset)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise DataError(f"the dataset of client {name!r} has no length; a map-style Dataset is needed") from error
-    if n == 0:
-        raise DataError(f"client {name!r} has no samples: leave it out of the federation, or give it at least one")
-    try:
-        x, y = default_collate([dataset[i] for i in range(n)])
-        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
-            raise TypeError(f"items of {type(dataset[0]).__name__}")
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(
-            f"the dataset of client {name!r} does not give (input, target) pairs of one shape: {error}"
-        ) from error
-    return x, y
-
-
-def _check_targets(targets: Tensor, classes: int | None, *, where: str) -> int | None:
-    """Class labels are integers from 0 to classes - 1; real targets mean regression and have no classes."""
-    if targets.is_floating_point():
-        return None
-    if len(targets) == 0:
-        return classes
-    low, high = int(targets.min()), int(targets.max())
-    if low < 0 or (classes is not None and high >= classes):
-        allowed = f"0..{classes - 1}" if classes is not None else "0, 1, 2, ..."
-        raise DataError(f"{where} has labels from {low} to {high}; allowed: {allowed}")
-    return high + 1 if classes is None else classes

@@ -14,7 +14,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from fedfac.data.federation import ArrayPool
+from fedfac.data.pool import ArrayPool
 from fedfac.data.samples import Samples, class_order
 from fedfac.errors import ConfigError, DataError
 

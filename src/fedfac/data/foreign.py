@@ -16,7 +16,8 @@ from PIL import Image
 from torch import Tensor
 
 from fedfac.data import folders
-from fedfac.data.federation import ArrayPool, ClientArrays, Federation, Prepare
+from fedfac.data.federation import Federation
+from fedfac.data.pool import ArrayPool, ClientArrays, Prepare
 from fedfac.data.samples import Samples
 from fedfac.errors import ConfigError, DataError, did_you_mean
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedfac.data.federation import Augment, Federation, Index, Pool
+from fedfac.data.federation import Federation, Index
+from fedfac.data.pool import Augment, Pool
 from fedfac.errors import DataError, did_you_mean
 
 

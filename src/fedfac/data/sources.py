@@ -14,7 +14,8 @@ import numpy as np
 
 from fedfac.config import DataConfig
 from fedfac.data import partition
-from fedfac.data.federation import ArrayPool, Federation, Index
+from fedfac.data.federation import Federation, Index
+from fedfac.data.pool import ArrayPool
 from fedfac.data.samples import Samples
 from fedfac.errors import ConfigError, DataError, did_you_mean
 from fedfac.seeds import stream

@@ -26,8 +26,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedfac.data.federation import ArrayPool
 from fedfac.data.files import Source, find
+from fedfac.data.pool import ArrayPool
 from fedfac.data.samples import Samples, class_order
 from fedfac.errors import ConfigError, DataError, did_you_mean
 

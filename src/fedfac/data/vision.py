@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from fedfac.data.archives import read_archive
-from fedfac.data.federation import ArrayPool
 from fedfac.data.files import Source, cached, find
 from fedfac.data.image_parquet import read_parquet
 from fedfac.data.images import FlipAndCrop, ImageSet, Normalise, flip_and_crop
 from fedfac.data.leaf import read_images as read_leaf
+from fedfac.data.pool import ArrayPool
 from fedfac.data.samples import Samples
 
 __all__ = [

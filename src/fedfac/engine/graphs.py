@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedfac.data.federation import ClientData, Pool
+from fedfac.data.pool import ClientData, Pool
 from fedfac.errors import EngineWarning
 from fedfac.method import Loss, per_sample, supervised
 from fedfac.noise import Seeded, taking_turns

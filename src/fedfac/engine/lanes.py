@@ -30,7 +30,8 @@ from torch import Tensor, nn
 
 from fedfac.aggregate import Sums
 from fedfac.anatomy import Anatomy
-from fedfac.data.federation import Federation, Pool
+from fedfac.data.federation import Federation
+from fedfac.data.pool import Pool
 from fedfac.engine import stacked
 from fedfac.engine.graphs import Gate, GraphCall, GraphSteps, Recorder, counted, fillable
 from fedfac.engine.store import Store

@@ -22,7 +22,7 @@ from torch.func import functional_call, vmap
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from fedfac.data.federation import ClientData, Pool
+from fedfac.data.pool import ClientData, Pool
 from fedfac.evaluate import BATCH, Metric, Score, tally
 from fedfac.method import PERSONAL, Begin, Loss, Phase, Step, supervised, weighted
 from fedfac.noise import Seeded, silent

@@ -25,7 +25,8 @@ from fedfac import evaluate, experiment
 from fedfac.data import sources
 from fedfac.data.federation import Federation
 from fedfac.errors import TrainingError
-from fedfac.rounds import Record, Session
+from fedfac.records import Record
+from fedfac.rounds import Session
 from fedfac.tuning import automatic
 from fedfac.tuning.plan import Search, load
 from fedfac.tuning.stages import JOINT, Outcome, Stage, known_score, outcome, require, stages, value_of

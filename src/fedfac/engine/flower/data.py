@@ -22,7 +22,8 @@ import torch
 from torch.utils.data import Dataset
 
 from fedfac.data import partition, sources
-from fedfac.data.federation import ArrayPool, Augment, ClientData, Federation, Pool, numbers, tensors_of
+from fedfac.data.federation import Federation, numbers
+from fedfac.data.pool import ArrayPool, Augment, ClientData, Pool, tensors_of
 from fedfac.engine.flower.settings import DOTTED, Deployment, NodeConfig
 from fedfac.errors import ConfigError, DataError, did_you_mean
 from fedfac.models import imported
