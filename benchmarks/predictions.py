@@ -1,8 +1,8 @@
 """What is it worth to predict in another way? One training, many predictions.
 
-FedFac+'s switches `average`, `pull`, `prior` and `refresh_epochs` (head="copy") change nothing of the training, so one
-run tells what all their combinations are worth, on validation and on test samples. Nothing in it is chosen on test
-samples; they are printed for the record.
+FedFac+'s switches `average`, `pull`, `prior`, `statistics` and `refresh_epochs` (head="copy") change nothing of the
+training, so one run tells what all their combinations are worth, on validation and on test samples. Nothing in it is
+chosen on test samples; they are printed for the record.
 
     python benchmarks/predictions.py --config examples/cifar10.toml --data-dir DIR --alpha 0.1 --rounds 80
 """
@@ -19,12 +19,14 @@ from fedfac.commands.flags import add_experiment_flags, add_running_flags, of_on
 from fedfac.config import Config
 from fedfac.engine.lanes import LaneEngine
 from fedfac.method import PERSONAL, Phase
+from fedfac.methods.own_statistics import Measured
 from fedfac.methods.prior import BUFFER, Counted
 from fedfac.progress import RoundProgress
 
 AVERAGES = (False, True)
 PULLS = (0.0, 0.5, 1.0)
 PRIORS = (0.0, 1.0)  # times pull
+STATISTICS = (0.0, 0.5, 1.0)
 EPOCHS = (0, 1, 3)
 
 
@@ -54,16 +56,17 @@ def main() -> None:
         refresh = {n: (Phase(trains=PERSONAL, epochs=n),) if n else () for n in EPOCHS}  # one each: graphs are kept
         strengths = {prior * pull for prior, pull in product(PRIORS, PULLS)}
         count = {s: (Phase(trains=frozenset({BUFFER}), epochs=0, before=Counted(s)),) for s in strengths}
-        for averaged, pull, prior, epochs in product(AVERAGES, PULLS, PRIORS, EPOCHS):
+        measure = {s: (Phase(trains=frozenset(), epochs=0, before=Measured(s)),) if s else () for s in STATISTICS}
+        for averaged, pull, prior, own, epochs in product(AVERAGES, PULLS, PRIORS, STATISTICS, EPOCHS):
             if prior and not pull:
                 continue  # a copy of its own knows its client's classes
             split = replace(session.split, copies=dict.fromkeys(session.split.copies, pull))
-            engine.plan = replace(plan, refresh=(*count[prior * pull], *refresh[epochs]))
+            engine.plan = replace(plan, refresh=(*measure[own], *count[prior * pull], *refresh[epochs]))
             server = session.shown if averaged else session.server
             scores = engine.evaluate(rounds, server, split, session.tested)
-            row = {"average": averaged, "pull": pull, "prior": prior, "refresh_epochs": epochs}
-            for part, own in scores.items():
-                figures = evaluate.summary(own, "")
+            row = {"average": averaged, "pull": pull, "prior": prior, "statistics": own, "refresh_epochs": epochs}
+            for part, tested in scores.items():
+                figures = evaluate.summary(tested, "")
                 row |= {part: figures["accuracy"], f"{part}_worst_decile": figures["worst_decile"]}
             print(json.dumps(row) if arguments.json else _line(row), flush=True)
 

@@ -31,6 +31,7 @@ OFF: dict[str, Any] = {
     "prior": 0,
     "average": 0,
     "pull": 0,
+    "statistics": 0,
 }
 
 
@@ -55,7 +56,9 @@ def test_with_every_switch_off_it_is_fedfac(schedule: str) -> None:
     assert plus.records == plain.records
 
 
-@pytest.mark.parametrize("switch", ["warmup", "decay", "hysteresis", "refresh_epochs", "prior", "average"])
+@pytest.mark.parametrize(
+    "switch", ["warmup", "decay", "hysteresis", "refresh_epochs", "prior", "average", "statistics"]
+)
 def test_no_switch_at_zero_does_anything_and_each_of_them_does_something(switch: str) -> None:
     on: dict[str, Any] = {
         "warmup": 2,
@@ -64,6 +67,7 @@ def test_no_switch_at_zero_does_anything_and_each_of_them_does_something(switch:
         "refresh_epochs": 1,
         "prior": 1.0,
         "average": 0.5,
+        "statistics": 0.5,
     }
     rest: dict[str, Any] = {"layers": [1, 2], "on": "updates"}  # with which elements change sides in a short run
     plain = trained(methods.fedfac(**rest))
@@ -81,6 +85,7 @@ def test_a_warm_up_that_never_ends_is_fedavg(head: str) -> None:
         "refresh_epochs": 2,
         "prior": 0,
         "average": 0,
+        "statistics": 0,
     }
     for rounds in (4, 9):
         warm = trained(methods.fedfac_plus(layers=[1], warmup=rounds, **everything))

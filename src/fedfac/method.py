@@ -158,11 +158,12 @@ class Plan:
 
     def evaluates(self, round: int) -> str:
         """Which model is evaluated in a round: the global one, the client's personal one, or a fine-tuned copy."""
+        prepared = any(phase.before is not None for phase in self.refresh)
         if self.warmup and round <= self.warmup:
-            return "personal" if self.own else "global"
+            return "personal" if self.own or prepared else "global"
         if any(phase.epochs != 0 for phase in self.refresh):
             return "fine-tuned"
-        return "personal" if self.split.kept else "global"
+        return "personal" if self.split.kept or prepared else "global"
 
     def adapts(self, split: Split) -> str:
         """Which model a newcomer gets under a split: an adapted one, or the global one if there is nothing to adapt."""

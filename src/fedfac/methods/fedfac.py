@@ -11,8 +11,8 @@ mean of the cohort's weights, since a sum of updates is not defined for it; Λ m
 
 FedFac+ is FedFac with switches that the paper does not have, each of which can be turned off: a head of its own,
 rounds of warm-up, moments and masks that change slowly, class frequencies as a prior, a mean of the shared part over
-rounds, and personal parts that are learned anew from there before a client predicts. All of it runs in FedFac's
-protocol: only sums leave a client. What each is worth: docs/fedfac-plus.md.
+rounds, normalisation by a client's own statistics, and personal parts that are learned anew from there before a client
+predicts. All of it runs in FedFac's protocol: only sums leave a client. What each is worth: docs/fedfac-plus.md.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from fedfac.anatomy import Anatomy, Layer, LayerKey
 from fedfac.errors import ConfigError, did_you_mean
 from fedfac.factor import ESTIMATORS, check_kappa
 from fedfac.method import PERSONAL, Method, Phase, Plan, at_least_zero, refreshed
+from fedfac.methods.own_statistics import with_statistics
 from fedfac.methods.prior import with_prior
 from fedfac.rules import SOLVERS, FactorRule, RandomRule, Rule, Threshold, VarianceRule, check_decay, per_layer
 from fedfac.split import NORM_OPTIONS, Mask, Split, mask_of, mask_text
@@ -56,6 +57,7 @@ def fedfac(
     prior: float = 0.0,
     average: float = 0.0,
     pull: float = 0.0,
+    statistics: float = 0.0,
     probe_all: bool = False,
     eta_g: float = 1.0,
 ) -> Method:
@@ -103,6 +105,9 @@ def fedfac(
     pull
         With ``head="copy"``: before a client predicts (and before the refresh), its copy moves that share of the way
         to the shared head, the mean of all; at 1 the refresh begins there.
+    statistics
+        Normalisation: before a client predicts, the running means and variances move that share of the way to those
+        of its own training samples (:mod:`fedfac.methods.own_statistics`).
     probe_all
         Static only: let all clients train for the one factor analysis instead of one cohort.
     eta_g
@@ -129,6 +134,7 @@ def fedfac_plus(
     prior: float = 1.0,
     average: float = 0.9,
     pull: float = 0.5,
+    statistics: float = 0.5,
     probe_all: bool = False,
     eta_g: float = 1.0,
 ) -> Method:
@@ -323,6 +329,7 @@ def _by_element(
     prior: float = 0.0,
     average: float = 0.0,
     pull: float = 0.0,
+    statistics: float = 0.0,
     probe_all: bool = False,
 ) -> Method:
     """A method that splits the layers in Λ by a rule; values are checked now, layers with the model."""
@@ -359,6 +366,6 @@ def _by_element(
 
     recorded = {"layers": list(layers), "tau": tau, "norm": norm, "head": head, "warmup": warmup}
     recorded |= {"hysteresis": hysteresis, "refresh_epochs": refresh_epochs, "prior": prior, "average": average}
-    recorded |= {"pull": pull, "eta_g": eta_g, **options}
+    recorded |= {"pull": pull, "statistics": statistics, "eta_g": eta_g, **options}
     method = Method(name=name, plan=plan, server_rate=eta_g, options=recorded)
-    return with_prior(method, prior, pulled=pull if head == "copy" else None)
+    return with_statistics(with_prior(method, prior, pulled=pull if head == "copy" else None), statistics)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError
 from fedfac.method import PERSONAL, Method, Phase, Plan, at_least_one, at_least_zero, refreshed
+from fedfac.methods.own_statistics import with_statistics
 from fedfac.methods.prior import with_prior
 from fedfac.split import Split
 
@@ -29,13 +30,15 @@ def fedper(
     refresh_epochs: int = 0,
     prior: float = 0.0,
     average: float = 0.0,
+    statistics: float = 0.0,
     eta_g: float = 1.0,
 ) -> Method:
     """The last ``personal_layers`` layers stay with the client; 0 is FedAvg.
 
     Not in the paper, and off by default: ``warmup`` rounds that share everything, ``refresh_epochs`` on the
     personal layers (of a copy) before a client predicts, class frequencies as a ``prior``
-    (:mod:`fedfac.methods.prior`), and predictions with an ``average`` over rounds: FedFac+'s switches.
+    (:mod:`fedfac.methods.prior`), predictions with an ``average`` over rounds, and normalisation by a client's own
+    ``statistics`` (:mod:`fedfac.methods.own_statistics`): FedFac+'s switches.
     """
     at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
 
@@ -45,9 +48,9 @@ def fedper(
         return Plan(split=split, warmup=warmup, refresh=refresh, average=average, newcomer=(Phase(trains=PERSONAL),))
 
     options = {"personal_layers": personal_layers, "warmup": warmup, "refresh_epochs": refresh_epochs, "prior": prior}
-    options |= {"average": average}
+    options |= {"average": average, "statistics": statistics}
     method = Method(name="fedper", plan=plan, server_rate=eta_g, options={**options, "eta_g": eta_g})
-    return with_prior(method, prior)
+    return with_statistics(with_prior(method, prior), statistics)
 
 
 def fedrep(

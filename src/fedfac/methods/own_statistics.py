@@ -1,0 +1,92 @@
+"""A client's own normalisation: ``statistics``, a switch that the paper does not have.
+
+A batch normalisation trains with the means and variances of the batch, which are the client's own, and predicts with
+running ones, which are shared: a mean over clients. Where clients differ, each of them predicts with a network that it
+has never trained. Before a client predicts (and before the refresh), its statistics therefore move a share of the way
+from the shared ones to those of its own training samples: at .5 as if every second sample were its own. FedBN keeps
+all of the normalisation personal, in training as well (Li et al., ICLR 2021); mixing the statistics of two sources is
+due to Schneider et al. (NeurIPS 2020).
+
+Training is not changed and nothing leaves a client. A model without such statistics is left alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+
+from fedfac.anatomy import Anatomy
+from fedfac.errors import ConfigError
+from fedfac.method import Begin, Method, Phase, Plan
+
+BUFFERS = ("running_mean", "running_var")
+BATCH = 512
+
+
+def with_statistics(method: Method, share: float) -> Method:
+    """The same method with clients that predict by their own statistics; at share 0 the method itself."""
+    if not 0 <= share <= 1:
+        raise ConfigError(f"statistics is {share}; the share of a client's own is a number from 0 (none) to 1 (all)")
+    if not share:
+        return method
+
+    def plan(anatomy: Anatomy) -> Plan:
+        found = method.plan(anatomy)
+        names = frozenset(name for name in anatomy.norms if name.endswith(BUFFERS))
+        if not names:
+            return found
+        measured = Phase(trains=names, epochs=0, before=Measured(share))
+        return replace(found, refresh=(measured, *found.refresh), newcomer=(measured, *found.newcomer))
+
+    return replace(method, plan=plan)
+
+
+class Measured:
+    """Before a phase: measure the statistics of the client's training samples."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    @torch.no_grad()
+    def __call__(self, begin: Begin) -> None:
+        """Move the model's running statistics."""
+        model, data = begin.model, begin.data
+        norms = [module for module in model.modules() if isinstance(module, _NormBase) and module.track_running_stats]
+        if data.size < 2:
+            return  # one sample has no variance
+        before = [_Before(module) for module in norms]
+        modes = {module: module.training for module in model.modules()}
+        model.eval()
+        for module in norms:
+            module.train()
+        try:
+            for number, index in enumerate(torch.tensor_split(data.train, math.ceil(data.size / BATCH)), start=1):
+                for module in norms:
+                    module.momentum = 1 / number  # the mean over batches, of equal sizes but for one sample
+                model(data.pool.batch(index)[0])
+        finally:
+            for part, mode in modes.items():
+                part.training = mode
+            for one in before:
+                one.mix(self.share)
+
+
+class _Before:
+    """A normalisation as it was."""
+
+    def __init__(self, module: _NormBase) -> None:
+        self.module, self.momentum = module, module.momentum
+        self.buffers = {name: tensor.clone() for name, tensor in module.named_buffers(recurse=False)}
+
+    def mix(self, share: float) -> None:
+        """The mean and variance of a mixture: ``share`` of what was measured since, the rest as before."""
+        mean, variance = (self.module.get_buffer(name) for name in BUFFERS)
+        old_mean, old_variance = (self.buffers[name] for name in BUFFERS)
+        between = (mean - old_mean).square() * (share * (1 - share))
+        variance.mul_(share).add_(old_variance, alpha=1 - share).add_(between)
+        mean.mul_(share).add_(old_mean, alpha=1 - share)
+        self.module.get_buffer("num_batches_tracked").copy_(self.buffers["num_batches_tracked"])
+        self.module.momentum = self.momentum
