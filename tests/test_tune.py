@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from helpers import message
 from torch import nn
 
@@ -292,6 +293,23 @@ def test_stop_and_go_on(tmp_path: Path) -> None:
     assert len(rounds) == 3
     found = worker.run(plans.load(tmp_path / "s"), on_trial=lambda title, finished: rounds.append)
     assert found == worker.run(search(tmp_path / "straight"))
+
+
+def test_a_trial_that_is_left_is_free_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locks: list[FileLock] = []  # kept alive: a lock must not wait for the garbage collector to be given back
+
+    class Kept(FileLock):
+        def acquire(self, *arguments: Any, **named: Any) -> Any:
+            locks.append(self)
+            return super().acquire(*arguments, **named)
+
+    monkeypatch.setattr(worker, "FileLock", Kept)
+    rounds: list[Record] = []
+    worker.run(
+        search(tmp_path / "s"), on_trial=lambda title, finished: rounds.append, should_stop=lambda: len(rounds) >= 3
+    )
+    assert {Path(lock.lock_file).name for lock in locks} >= {"lock", "layers-0.lock"}
+    assert not any(lock.is_locked for lock in locks)
 
 
 def test_training_that_explodes(tmp_path: Path) -> None:

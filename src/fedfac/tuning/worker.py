@@ -127,8 +127,10 @@ class _Worker:
                 taken = self._take(stage)
             if taken is not None:
                 trial, lock = taken
-                with lock:
+                try:
                     self._train(stage, trial)
+                finally:
+                    lock.release()  # taken once: 'with lock' would take it a second time, and give back only that
             elif stage.is_finished():
                 return
             else:
