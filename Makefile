@@ -9,12 +9,13 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/fedfac demo
 
+# A test that waits for ever fails, and says where.
 test: check
-	$(BIN)/pytest -n auto --maxprocesses 4
+	$(BIN)/pytest -n auto --maxprocesses 4 --timeout 300
 
 # A SuperLink and SuperNodes as real processes on loopback: minutes, so apart from the other tests.
 test-network: $(READY)
-	$(BIN)/pytest tests/network -n 0
+	$(BIN)/pytest tests/network -n 0 --timeout 600
 
 # The fast part of the tests: style and types.
 check: $(READY)
