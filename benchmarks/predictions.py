@@ -15,11 +15,12 @@ from dataclasses import replace
 from itertools import product
 
 from fedfac import evaluate, experiment, methods
+from fedfac.anatomy import Anatomy
 from fedfac.commands.flags import add_experiment_flags, add_running_flags, of_one_method, read_config
 from fedfac.config import Config
 from fedfac.engine.lanes import LaneEngine
 from fedfac.method import PERSONAL, Phase
-from fedfac.methods.own_statistics import Measured
+from fedfac.methods.own_statistics import measuring
 from fedfac.methods.prior import BUFFER, Counted
 from fedfac.progress import RoundProgress
 
@@ -56,10 +57,12 @@ def main() -> None:
         refresh = {n: (Phase(trains=PERSONAL, epochs=n),) if n else () for n in EPOCHS}  # one each: graphs are kept
         strengths = {prior * pull for prior, pull in product(PRIORS, PULLS)}
         count = {s: (Phase(trains=frozenset({BUFFER}), epochs=0, before=Counted(s)),) for s in strengths}
-        measure = {s: (Phase(trains=frozenset(), epochs=0, before=Measured(s)),) if s else () for s in STATISTICS}
+        measure = {s: measuring(Anatomy.of(session.template), s) for s in STATISTICS}
         for averaged, pull, prior, own, epochs in product(AVERAGES, PULLS, PRIORS, STATISTICS, EPOCHS):
             if prior and not pull:
                 continue  # a copy of its own knows its client's classes
+            if own and not measure[own]:
+                continue  # the model has no statistics
             split = replace(session.split, copies=dict.fromkeys(session.split.copies, pull))
             engine.plan = replace(plan, refresh=(*measure[own], *count[prior * pull], *refresh[epochs]))
             server = session.shown if averaged else session.server

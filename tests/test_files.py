@@ -56,7 +56,8 @@ def put(folder: Path, *names: str) -> list[Path]:
 
 
 def fake_hub(monkeypatch: pytest.MonkeyPatch, download: Callable[..., str]) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=download))
+    empty = SimpleNamespace(hf_hub_download=download, try_to_load_from_cache=lambda *_, **__: None)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", empty)
 
 
 # Finding files.

@@ -116,12 +116,14 @@ def test_what_is_not_what_the_hub_says_is_refused(tmp_path: Path) -> None:
         failed = ask(address, tmp_path)
         assert failed.returncode != 0
         said = hashlib.sha256(FILES["train.parquet"]).hexdigest()
-        assert "train.parquet of owner/some is damaged: its SHA-256 is" in failed.stderr
-        assert f"the hub says {said}. Delete " in failed.stderr
-        kept = Path(failed.stderr.split("Delete ")[1].split(" and run")[0])
-        kept.unlink()
+        assert "train.parquet of owner/some came damaged: its SHA-256 is" in failed.stderr
+        assert f"the hub says {said}. It was deleted: run the command again" in failed.stderr
+        assert not [file for file in tmp_path.rglob("*") if file.is_file() and file.stat().st_size > 1_000_000]
+        assert ask(address, tmp_path).returncode != 0  # damaged again: nothing of the first time was believed
         state.sends = dict(FILES)
-        assert ask(address, tmp_path).returncode == 0
+        mended = ask(address, tmp_path)
+        assert mended.returncode == 0, mended.stderr
+        assert Path(mended.stdout.split()[0]).read_bytes() == FILES["train.parquet"]
 
 
 def test_a_download_that_breaks_off_is_gone_on_with(tmp_path: Path) -> None:

@@ -100,12 +100,15 @@ def _download(source: Source, repo: str, looked: Sequence[Path]) -> list[Path]:
         raise DataError(_missing(source, looked, "the package huggingface_hub is not installed")) from error
     revision, found = source.revision, []
     for name in source.files:
+        which = {"repo_type": "dataset", "revision": revision}
+        here = isinstance(hub.try_to_load_from_cache(repo, name, **which), str)
         try:
-            path = Path(hub.hf_hub_download(repo, name, repo_type="dataset", revision=revision))
+            path = Path(hub.hf_hub_download(repo, name, **which))
         except Exception as error:  # the client has dozens, of several libraries
             reason = f"downloading {name} failed ({type(error).__name__}: {error})"
             raise DataError(_missing(source, looked, reason)) from error
-        _check_hash(path, repo)
+        if not here:  # once, when it has come: a hundred megabytes are not read again for every run
+            _check_hash(path, repo)
         revision = revision or _commit(path)  # the default branch may move between two files
         found.append(path)
     log.info("%s: %s at commit %s", source.name, repo, revision or "unknown")
@@ -113,16 +116,21 @@ def _download(source: Source, repo: str, looked: Sequence[Path]) -> list[Path]:
 
 
 def _check_hash(path: Path, repo: str) -> None:
-    """The hub's client checks sizes only. It names what it keeps by its SHA-256, if the hub has told it that."""
+    """The hub's client checks sizes only. It names what it keeps by its SHA-256, if the hub has told it that.
+
+    What is damaged is deleted, so that the next download begins anew.
+    """
     kept = path.resolve()
     if len(kept.name) != 64 or set(kept.name) - set("0123456789abcdef"):  # small files go by git's own hash
         return
     with kept.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != kept.name:
+        for file_here in (path, kept):
+            file_here.unlink(missing_ok=True)
         raise DataError(
-            f"{path.name} of {repo} is damaged: its SHA-256 is {found}, the hub says {kept.name}. "
-            f"Delete {kept} and run the command again"
+            f"{path.name} of {repo} came damaged: its SHA-256 is {found}, the hub says {kept.name}. "
+            "It was deleted: run the command again"
         )
 
 

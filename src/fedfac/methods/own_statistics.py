@@ -35,13 +35,16 @@ def with_statistics(method: Method, share: float) -> Method:
 
     def plan(anatomy: Anatomy) -> Plan:
         found = method.plan(anatomy)
-        names = frozenset(name for name in anatomy.norms if name.endswith(BUFFERS))
-        if not names:
-            return found
-        measured = Phase(trains=names, epochs=0, before=Measured(share))
-        return replace(found, refresh=(measured, *found.refresh), newcomer=(measured, *found.newcomer))
+        first = measuring(anatomy, share)
+        return replace(found, refresh=(*first, *found.refresh), newcomer=(*first, *found.newcomer))
 
     return replace(method, plan=plan)
+
+
+def measuring(anatomy: Anatomy, share: float) -> tuple[Phase, ...]:
+    """What a client does first; nothing where there are no statistics, or none are wanted."""
+    names = frozenset(name for name in anatomy.norms if name.endswith(BUFFERS))
+    return (Phase(trains=names, epochs=0, before=Measured(share)),) if names and share else ()
 
 
 class Measured:
@@ -54,9 +57,9 @@ class Measured:
     def __call__(self, begin: Begin) -> None:
         """Move the model's running statistics."""
         model, data = begin.model, begin.data
-        norms = [module for module in model.modules() if isinstance(module, _NormBase) and module.track_running_stats]
         if data.size < 2:
             return  # one sample has no variance
+        norms = [module for module in model.modules() if isinstance(module, _NormBase) and module.track_running_stats]
         before = [_Before(module) for module in norms]
         modes = {module: module.training for module in model.modules()}
         model.eval()
