@@ -128,6 +128,10 @@ def test_compare_prints_a_table_and_resume_goes_on_with_it(capsys: pytest.Captur
         (["run", "--tua", "3"], "there is no flag --tua. Did you mean '--tau'"),
         (["run", "--rounds", "x"], "argument --rounds: invalid int value: 'x'"),
         (["run", "--method", "fedfak"], "there is no method 'fedfak'. Did you mean 'fedfac'"),
+        (
+            ["run", "--method", "fedper:warmup=2:prior=1"],
+            "Here, give the name 'fedper' and its options by themselves: warmup=2, prior=1",
+        ),
         (["run", "--method", "atuo"], "there is no method 'atuo'. Did you mean 'auto'?"),
         (["run", "--method", "fedavg", "--tau", "50%"], "method 'fedavg' has no option 'tau'"),
         (

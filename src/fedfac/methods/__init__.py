@@ -49,6 +49,12 @@ def check_name(name: str) -> None:
             "'auto' is a choice among methods, which 'fedfac run --method auto' (in Python fedfac.choose) makes; "
             "here, name the method that it chose"
         )
+    bare, colon, options = name.partition(":")
+    if colon and bare in METHODS:
+        raise ConfigError(
+            f"the method is {name!r}; NAME:OPTION=VALUE is how 'fedfac compare' lists methods. "
+            f"Here, give the name {bare!r} and its options by themselves: {options.replace(':', ', ')}"
+        )
     if name not in METHODS:
         raise ConfigError(f"there is no method {name!r}. {did_you_mean(name, (*METHODS, AUTO))}")
 
