@@ -52,7 +52,8 @@ def test_the_command_races_real_processes(capsys: pytest.CaptureFixture[str]) ->
     own = found["jobs"]["digits-mlp"]["contestants"]
     assert own["fedfac"]["loss"] == pytest.approx(own["eager"]["loss"], abs=1e-4)
     assert own["fedfac"]["over"]["eager"]["median"] > 0
-    assert own["eager"]["start_up_and_first_round"] > own["eager"]["seconds"]
+    for figures in own.values():  # one contains the other, however busy the machine is; a later round may take longer
+        assert figures["start_up_and_first_round"] > figures["first_round"] > 0
     assert found["machine"]["torch"]
 
 

@@ -72,6 +72,7 @@ def _race(job: str, pairs: list[tuple[str, str]], device: str, arguments: argpar
         figures["contestants"][name] = {
             "seconds": sorted(runner.seconds)[len(runner.seconds) // 2],
             "loss": runner.losses[-1],
+            "first_round": runner.first,
             "start_up_and_first_round": runner.start_up,
             "peak_mb": runner.peak_mb,
             "over": {
