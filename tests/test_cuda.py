@@ -14,7 +14,8 @@ from torch import nn
 import fedfac
 from fedfac import methods
 from fedfac.conformance import small_federation, small_model
-from fedfac.engine.graphs import GraphCall, GraphSteps, Recorder
+from fedfac.engine import graphs
+from fedfac.engine.graphs import GraphSteps, GraphSums, Recorder
 from fedfac.newcomers import serve
 from fedfac.seeds import global_stream, stream
 from fedfac.state import same
@@ -72,7 +73,7 @@ def test_dropout_on_a_gpu_is_seeded_and_resume_works(tmp_path: Path) -> None:
 def one_batch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lanes that never capture anything."""
     monkeypatch.setattr(GraphSteps, "__call__", lambda self, work, batches: eager(work, batches))
-    monkeypatch.setattr(GraphCall, "__call__", lambda self, pool, index: None)
+    monkeypatch.setattr(GraphSums, "__call__", lambda self, pool, numbers: False)
 
 
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -97,14 +98,14 @@ def test_replays_are_the_eager_steps(name: str, kind: str, monkeypatch: pytest.M
         "rounds": 3, "cohort": 4, "epochs": 2, "batch_size": 8, "device": "cuda", "precision": "fp32",
         "deterministic": True, "stack": False, "evaluate_every": 1,
     }  # fmt: skip
-    graphs = fedfac.fit(model, small_federation(), method=methods.build(name), lanes=3, **arguments)
+    replayed = fedfac.fit(model, small_federation(), method=methods.build(name), lanes=3, **arguments)
     assert made
     one_batch_at_a_time(monkeypatch)
     eagerly = fedfac.fit(model, small_federation(), method=methods.build(name), lanes=1, **arguments)
     for client in range(3):
         for tensor, value in eagerly.state(client).items():
-            torch.testing.assert_close(graphs.state(client)[tensor], value, rtol=1e-3, atol=1e-4)
-    for a, b in zip(graphs.records, eagerly.records, strict=True):
+            torch.testing.assert_close(replayed.state(client)[tensor], value, rtol=1e-3, atol=1e-4)
+    for a, b in zip(replayed.records, eagerly.records, strict=True):
         if a["round"]:
             assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-3)
             assert a["test"]["loss"] == pytest.approx(b["test"]["loss"], abs=1e-3)
@@ -127,7 +128,7 @@ def test_last_batches_of_all_sizes_share_a_graph_if_no_sample_sees_another(monke
         "deterministic": True, "stack": False, "evaluate_every": 3, "method": methods.fedavg(),
     }  # fmt: skip
     data = fedfac.Federation.from_arrays(clients, classes=3)
-    monkeypatch.setattr(GraphCall, "__call__", lambda self, pool, index: None)
+    monkeypatch.setattr(GraphSums, "__call__", lambda self, pool, numbers: False)
     made = captured(monkeypatch)
     one, three = (fedfac.fit(noisy, data, lanes=lanes, **arguments) for lanes in (1, 3))
     assert len(made) == 2 + 3 * 2
@@ -138,6 +139,34 @@ def test_last_batches_of_all_sizes_share_a_graph_if_no_sample_sees_another(monke
     for name, tensor in eagerly.server.items():
         torch.testing.assert_close(filled.server[name], tensor, rtol=1e-3, atol=1e-4)
     assert filled.records[-1]["train_loss"] == pytest.approx(eagerly.records[-1]["train_loss"], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "fedfac"])
+def test_scores_are_rows_of_a_table_that_may_be_full(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients with no test samples, with few, and with more than a batch; validation samples; three rows at a time."""
+    rng = stream(0, "rows")
+    clients = []
+    for tested in (0, 1, 40, 513, 1100, 7, 32, 33):
+        x, y = rng.normal(size=(30 + tested, 2, 6, 6)).astype(np.float32), rng.integers(0, 3, 30 + tested)
+        clients.append((x[:30], y[:30], x[30:], y[30:]))
+    data = fedfac.Federation.from_arrays(clients, classes=3).with_validation(0.2)
+    arguments: dict[str, Any] = {
+        "rounds": 3, "cohort": 3, "epochs": 1, "batch_size": 8, "device": "cuda", "precision": "fp32",
+        "deterministic": True, "stack": False, "evaluate_every": 1, "method": methods.build(name),
+    }  # fmt: skip
+    plenty = fedfac.fit(smooth_model(), data, lanes=2, **arguments)
+    monkeypatch.setattr(graphs, "ROWS", 3)
+    few = fedfac.fit(smooth_model(), data, lanes=2, **arguments)
+    assert few.records == plenty.records
+    one_batch_at_a_time(monkeypatch)
+    eagerly = fedfac.fit(smooth_model(), data, lanes=2, **arguments)
+    for a, b in zip(plenty.records, eagerly.records, strict=True):
+        for part in ("test", "validation") if a["round"] else ():
+            assert a[part]["loss"] == pytest.approx(b[part]["loss"], abs=1e-3)
+            assert a[part]["samples"] == b[part]["samples"] == (1726 if part == "test" else 48)
+    for a, b in zip(plenty.clients, eagerly.clients, strict=True):
+        assert (a["client"], a["samples"]) == (b["client"], b["samples"])
+        assert a["accuracy"] == pytest.approx(b["accuracy"], abs=0.04) if a["samples"] else a["accuracy"] is None
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedavg+", "fedper", "fedfac", "fedem", "lg-fedavg", "ditto"])

@@ -25,9 +25,9 @@ from fedfac.anatomy import Anatomy
 from fedfac.cli import main
 from fedfac.config import Config
 from fedfac.data import sources
-from fedfac.data.pool import ArrayPool
+from fedfac.data.pool import ArrayPool, ClientData
 from fedfac.data.samples import Samples
-from fedfac.engine import lanes
+from fedfac.engine.lane import Lane
 from fedfac.errors import ConfigError, DataError, RunError, TrainingError
 from fedfac.records import Record
 from fedfac.tuning import plan as plans
@@ -111,13 +111,13 @@ def test_no_test_sample_is_ever_looked_at(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sources, "load_samples", poisoned)
     seen: list[int] = []
 
-    usually = lanes.Lane.score
+    usually = Lane.test
 
-    def watched(self: lanes.Lane, client: int, pool: Any, index: torch.Tensor, metrics: Any) -> Any:
-        seen.extend(index.tolist())
-        return usually(self, client, pool, index, metrics)
+    def watched(self: Lane, client: int, data: ClientData, metrics: Any) -> None:
+        seen.extend([*data.test.tolist(), *data.validation.tolist()])
+        usually(self, client, data, metrics)
 
-    monkeypatch.setattr(lanes.Lane, "score", watched)
+    monkeypatch.setattr(Lane, "test", watched)
     assert worker.run(search(tmp_path / "poisoned", auto=True)) == usual
     search_config = Config.from_dict(TABLES).data
     tested = {int(i) for _, test in sources.cut(load(search_config), search_config, seed=0).values() for i in test}

@@ -52,6 +52,13 @@ class Rows:
         ids = torch.arange(self.first, self.first + self.count).repeat(self.tiles)
         return ids.reshape([-1 if d == self.dim else 1 for d in range(len(shape))])
 
+    def spread(self, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """One value for every element, as a tensor that broadcasts to ``shape``: each number gets its owner's."""
+        if self.groups > 1:
+            return values[self.owner(shape).to(values.device)]
+        along = values[self.first : self.first + self.count].repeat(self.tiles)
+        return along.reshape([-1 if d == self.dim else 1 for d in range(len(shape))])
+
     def vectors(self, tensor: Tensor) -> Tensor:
         """The numbers of each element as one row: (count, fan-in)."""
         if self.groups > 1:

@@ -1,8 +1,9 @@
 """Methods × settings × seeds as one job that can be stopped, killed, and gone on with.
 
 All methods of one setting and seed have the same partition, the same start and the same cohorts: each of those is a
-function of the seed alone. A cell of the grid is an ordinary run directory. A cell that fails is noted and the others
-go on; running the comparison again trains the missing cells only.
+function of the seed alone. A cell of the grid is an ordinary run directory. Methods that train alike and only predict
+in different ways (FedAvg and FedAvg+, FedPer with and without a refresh) are trained once. A cell that fails is noted
+and the others go on; running the comparison again trains the missing cells only.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import re
 import statistics
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedfac import evaluate, experiment
+from fedfac import evaluate, experiment, methods
 from fedfac.config import TYPED_SECTIONS, Config, merged
 from fedfac.errors import ConfigError, RunError, did_you_mean
 from fedfac.methods import check_name, options_of
@@ -126,37 +128,67 @@ def rounds_done(cell: Cell) -> int:
         directory.close()
 
 
+def groups(comparison: Comparison) -> list[list[Cell]]:
+    """The cells that are not finished; those that train alike, and have come equally far, train as one."""
+    found: dict[tuple[str, int, str, int], list[Cell]] = {}
+    for cell in comparison.cells:
+        done = rounds_done(cell)
+        if done < cell.config.train.rounds:
+            training = methods.build(cell.config.method_name, cell.config.method_options).training
+            found.setdefault((cell.setting, cell.seed, training, done), []).append(cell)
+    return list(found.values())
+
+
 def train(
     comparison: Comparison,
     *,
     lanes: int | None = None,
     device: str | None = None,
-    on_cell: Callable[[Cell], Callable[[Record], None] | None] = lambda cell: None,
+    on_cells: Callable[[Sequence[Cell]], Callable[[Record], None] | None] = lambda cells: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[Path, str]:
-    """Train every cell that is not finished. Returns what went wrong, by cell folder."""
+    """Train every cell that is not finished. Returns what went wrong, by cell folder.
+
+    Methods that differ in their predictions only are trained once (:attr:`fedfac.method.Method.training`): every one
+    of them becomes the run that it would have become by itself, bit by bit. ``on_cells`` is told about every such
+    group, and gives what is to be called with the records of its first cell.
+    """
     failed: dict[Path, str] = {}
-    for cell in comparison.cells:
-        on_round = on_cell(cell)
-        if is_finished(cell):
-            continue
-        try:
-            experiment.run(
-                cell.config,
-                out=cell.folder,
-                resume=(cell.folder / "config.json").exists(),
-                lanes=lanes,
-                device=device,
-                on_round=on_round,
-                should_stop=should_stop,
-            )
-        except Exception as error:  # one cell must not take the others with it
-            failed[cell.folder] = f"{type(error).__name__}: {error}"
-            if cell.folder.is_dir():
-                atomic_write(cell.folder / FAILED, traceback.format_exc())
+    for group in groups(comparison):
+        on_round = on_cells(group)
+        with ExitStack() as stack:
+            under_way: list[tuple[Cell, Session]] = []
+            for cell in group:
+                with _noted(cell, failed):
+                    resume = (cell.folder / "config.json").exists()
+                    session = experiment.session(
+                        cell.config, out=cell.folder, resume=resume, lanes=lanes, device=device
+                    )
+                    under_way.append((cell, stack.enter_context(session)))
+            while under_way and not should_stop():
+                first: Session | None = None  # the one that trains
+                for cell, session in under_way:
+                    with _noted(cell, failed):
+                        record = session.step(like=first)
+                        if first is None:
+                            first = session
+                            if on_round is not None:
+                                on_round(record)
+                under_way = [(c, s) for c, s in under_way if c.folder not in failed and not s.finished]
         if should_stop():
             break
     return failed
+
+
+@contextmanager
+def _noted(cell: Cell, failed: dict[Path, str]) -> Iterator[None]:
+    """An error inside is the cell's own: it must not take the others with it."""
+    try:
+        yield
+    except Exception as error:
+        failed[cell.folder] = f"{type(error).__name__}: {error}"
+        if cell.folder.is_dir():
+            atomic_write(cell.folder / FAILED, traceback.format_exc())
 
 
 def figures(cell: Cell) -> dict[str, Any]:

@@ -8,6 +8,7 @@ any training starts.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -180,6 +181,8 @@ class Method:
     server_rate: float = 1.0  # η_g
     wrap: Callable[[nn.Module], nn.Module] | None = None  # a method that needs more than one copy of the model
     options: Mapping[str, Any] = field(default_factory=dict)  # for the record
+    predicts: frozenset[str] = frozenset()  # options that change what clients predict with, and no number of a training
+    trains_as: str | None = None  # the method that it trains as, if it goes by another name
 
     def __post_init__(self) -> None:
         if not 0 < self.server_rate < float("inf"):
@@ -188,6 +191,17 @@ class Method:
     def describe(self) -> dict[str, Any]:
         """Name and options, for the record of a run."""
         return {"name": self.name, **self.options}
+
+    @property
+    def training(self) -> str:
+        """What two methods have in common that train alike, whatever they predict with.
+
+        >>> from fedfac.methods import fedavg, fedavg_plus
+        >>> fedavg().training == fedavg_plus(finetune_epochs=3).training
+        True
+        """
+        options = {name: value for name, value in self.options.items() if name not in self.predicts}
+        return json.dumps([self.trains_as or self.name, self.server_rate, options], sort_keys=True, default=repr)
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.options.items())})"

@@ -30,7 +30,7 @@ class RoundProgress:
         self.title, self.rounds, self.quiet = title, rounds, quiet
         self.console = console or Console(file=sys.stderr)
         self._accuracy = "-"
-        self._offset = 0
+        self._offset, self._each = 0, 1
         self._last_line = monotonic()
         self._bar: Progress | None = None
         self._task = TaskID(0)
@@ -45,12 +45,12 @@ class RoundProgress:
             )
             self._task = self._bar.add_task(title, total=rounds, completed=done, figures="")
 
-    def begin(self, title: str, done: int, offset: int, rounds: int | None = None) -> None:
-        """From now on rounds of ``title`` are shown; its round 1 is round ``offset + 1`` of the whole.
+    def begin(self, title: str, done: int, offset: int, rounds: int | None = None, each: int = 1) -> None:
+        """From now on rounds of ``title`` are shown; its round 1 is round ``offset + each`` of the whole.
 
-        ``rounds`` says how many the whole has, where that was not known before.
+        ``rounds`` says how many the whole has, where that was not known before; ``each`` how many are done at a time.
         """
-        self.title, self._offset, self._accuracy = title, offset, "-"
+        self.title, self._offset, self._accuracy, self._each = title, offset, "-", each
         self.rounds = self.rounds if rounds is None else rounds
         if self._bar is not None:
             self._bar.update(self._task, description=title, completed=done, total=self.rounds, figures="")
@@ -81,7 +81,7 @@ class RoundProgress:
             self.say(f"{self.title}: round {record['round']} without {without}")
         if record.get("skipped"):
             self.say(f"{self.title}: round {record['round']} was skipped: {record['skipped']}")
-        done = self._offset + record["round"]
+        done = self._offset + self._each * record["round"]
         if self._bar is not None:
             self._bar.update(self._task, completed=done, figures=figures)
         elif done == self.rounds or monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:

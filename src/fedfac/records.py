@@ -11,6 +11,7 @@ from fedfac.split import Split
 from fedfac.training import Outcome
 
 Record = dict[str, Any]
+TRAINING = ("cohort", "left_out", "samples", "train_loss")  # what a record says of the training
 
 
 class Clock:

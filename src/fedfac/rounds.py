@@ -41,7 +41,7 @@ from fedfac.preflight import (
     json_like,
     tested_clients,
 )
-from fedfac.records import Clock, Record, split_record, training_record
+from fedfac.records import TRAINING, Clock, Record, split_record, training_record
 from fedfac.result import Result
 from fedfac.roster import Roster
 from fedfac.rules import Decision, Memory, decide
@@ -226,6 +226,7 @@ class Session:
         self.memory: Memory = {}  # what the rule remembers from round to round
         self.averaged: State = {}
         self.next_round = min(self.plan.first_decision, 1)
+        self.last: tuple[Decision | None, dict[str, float]] = None, {}  # of the last round: what was decided, seconds
         try:
             self._restore()
             self._store: Store = MemoryStore() if self.run is None else CachedStore(self.run, device)
@@ -299,8 +300,12 @@ class Session:
         """Whether all rounds are done."""
         return self.next_round > self.settings.rounds
 
-    def step(self) -> Record:
-        """One round; number 0 is the static methods' decision before the first one. Returns its record."""
+    def step(self, *, like: Session | None = None) -> Record:
+        """One round; number 0 is the static methods' decision before the first one. Returns its record.
+
+        ``like`` is a session that trains as this one does (:attr:`fedfac.method.Method.training`) and has just done
+        this round: then only the predictions are made here.
+        """
         number = self.next_round
         clock = Clock()
         if self.plan.warmup and number == self.plan.warmup + 1:
@@ -309,7 +314,9 @@ class Session:
         record: Record = {"round": number}
         decision: Decision | None = None
         try:
-            decision = self._advance(number, record, clock)
+            decision = (
+                self._advance(number, record, clock) if like is None else self._repeat(number, record, clock, like)
+            )
         except TooFewRepliesError as skip:
             if number == 0:
                 raise TrainingError(f"the one decision before the first round cannot be made: {skip}") from skip
@@ -342,6 +349,7 @@ class Session:
                 averaged=self.averaged,
             )
         self.records.append(record)
+        self.last = decision, clock.seconds
         self.masks[number] = self.split.masks
         self.next_round = number + 1
         return record | {"seconds": sum(clock.seconds.values()), "timing": clock.seconds}
@@ -367,11 +375,39 @@ class Session:
             total = self.engine.collect(self.split)
             record["left_out"] |= {self.federation.names[client]: why for client, why in total.missing.items()}
             self.server = aggregate(self.server, total, self.split, before=before, rate=self.method.server_rate)
-            if self.plan.average:
-                self.averaged = running_mean(self.averaged, self.server, max(1 - self.plan.average, 1 / number))
+            self._average(number)
             self.engine.keep(self.split)
             clock.lap("aggregate")
         return decision
+
+    def _average(self, number: int) -> None:
+        if self.plan.average:
+            self.averaged = running_mean(self.averaged, self.server, max(1 - self.plan.average, 1 / number))
+
+    def _repeat(self, number: int, record: Record, clock: Clock, like: Session) -> Decision | None:
+        """What ``like`` has come to in this round, as if it had been done here."""
+        done, (decision, seconds) = like.records[-1], like.last
+        if done["round"] != number or like.method.training != self.method.training:
+            raise ConfigError(f"{self.method.name} cannot repeat round {done['round']} of {like.method.name}")
+        record |= {key: done[key] for key in TRAINING if key in done}
+        self.split = self.plan.split_in(number, like.split.masks)
+        self.memory = like.memory
+        self.server = {name: like.server.get(name, tensor) for name, tensor in self.server.items()}
+        if number > 0:
+            self._average(number)
+            for client in record["cohort"] if self.split.kept else ():
+                if self.federation.names[client] not in record["left_out"]:
+                    own = like.trained(client)
+                    # of what only this method keeps, nothing is trained: it is where all began
+                    self._store.put(
+                        client, {name: own.get(name, self.server[name]) for name in sorted(self.split.kept)}
+                    )
+        clock.seconds |= {step: seconds[step] for step in seconds if step != "evaluate"}
+        return decision
+
+    def trained(self, client: int) -> State:
+        """What a client keeps of its last training, by reference."""
+        return self._store.get(client) or {}
 
     def _serve(self) -> Record:
         """How newcomers fare that adapt; an ensemble, for which personal parts would leave, is not made unasked."""

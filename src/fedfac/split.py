@@ -134,13 +134,29 @@ class Split:
         if device not in self._made:
             bits = {layer: torch.tensor(mask, device=device) for layer, mask in self.masks.items()}
             self._made[device] = {
-                tensor: bits[layer][rows.owner(self.shapes[tensor]).to(device)].expand(self.shapes[tensor])
+                tensor: rows.spread(bits[layer], self.shapes[tensor]).expand(self.shapes[tensor])
                 for tensor, (layer, rows) in self.owners.items()
             }
         return self._made[device]
 
     @cached_property
     def _made(self) -> dict[torch.device, dict[str, Tensor]]:
+        return {}
+
+    def _slices_on(self, device: torch.device, *, want: bool) -> dict[str, Tensor]:
+        """Where along its dimension a masked tensor is shared (or personal): a GPU need not be asked how much it is."""
+        key = (device, want)
+        if key not in self._slices:
+            found = {}
+            for tensor, (layer, rows) in self.owners.items():
+                if rows.groups == 1:
+                    along = self.masks[layer][rows.first : rows.first + rows.count] * rows.tiles
+                    found[tensor] = torch.tensor([i for i, flag in enumerate(along) if flag is want], dtype=torch.int64)
+            self._slices[key] = {tensor: index.to(device, non_blocking=True) for tensor, index in found.items()}
+        return self._slices[key]
+
+    @cached_property
+    def _slices(self) -> dict[tuple[torch.device, bool], dict[str, Tensor]]:
         return {}
 
     def shared(self, state: Mapping[str, Tensor]) -> State:
@@ -155,8 +171,11 @@ class Split:
         part = {}
         for name, tensor in state.items():
             if name in self.owners:
-                mask = self._masks_on(tensor.device)[name]
-                part[name] = tensor[mask if want else ~mask]
+                slices = self._slices_on(tensor.device, want=want)
+                if name in slices:
+                    part[name] = tensor.index_select(self.owners[name][1].dim, slices[name]).reshape(-1)
+                else:
+                    part[name] = tensor[self._masks_on(tensor.device)[name] == want]
             elif (name not in self.personal_tensors) is want:
                 part[name] = tensor
         return part
@@ -166,10 +185,15 @@ class Split:
         state = {}
         for name, shape in self.shapes.items():
             if name in self.owners:
-                mask = self._masks_on(shared[name].device)[name]
                 tensor = torch.empty(shape, dtype=shared[name].dtype, device=shared[name].device)
-                tensor[mask] = shared[name]
-                tensor[~mask] = personal[name]
+                for part, want in ((shared, True), (personal, False)):
+                    slices = self._slices_on(tensor.device, want=want)
+                    if name in slices:
+                        dim = self.owners[name][1].dim
+                        sizes = [-1 if d == dim else size for d, size in enumerate(shape)]
+                        tensor.index_copy_(dim, slices[name], part[name].reshape(sizes))
+                    else:
+                        tensor[self._masks_on(tensor.device)[name] == want] = part[name]
                 state[name] = tensor
             else:
                 state[name] = (personal if name in self.personal_tensors else shared)[name]

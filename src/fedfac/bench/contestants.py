@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from fedfac import methods
+from fedfac import evaluate, methods
 from fedfac.bench.jobs import Job
 from fedfac.engine.lanes import keep_freed_memory
 from fedfac.errors import ConfigError, did_you_mean
@@ -25,6 +25,20 @@ def ours(job: Job, device: torch.device, method: Method, **options: object) -> R
     session = Session(job.model, job.federation, method, job.local, settings)
 
     return lambda number: float(session.step()["train_loss"])
+
+
+def testing(job: Job, device: torch.device, method: Method) -> Round:
+    """An evaluation of all clients, when most of them have trained."""
+    settings = Settings(rounds=10**6, cohort=job.cohort, device=device, evaluate_from=10**6)
+    session = Session(job.model, job.federation, method, job.local, settings)
+
+    def step(number: int) -> float:  # noqa: ARG001 (a contestant's)
+        while session.next_round * job.cohort <= len(job.federation):
+            session.step()
+        found = session.engine.evaluate(session.next_round, session.shown, session.split, session.tested)
+        return float(evaluate.summary(found["test"], "")["loss"])
+
+    return step
 
 
 def eager_loop(job: Job, device: torch.device) -> Round:
@@ -94,6 +108,8 @@ CONTESTANTS: dict[str, Callable[[Job, torch.device], Round]] = {
     "fedfac": lambda job, device: ours(job, device, methods.fedavg()),
     "fedfac-bf16": lambda job, device: ours(job, device, methods.fedavg(), precision="bf16"),
     "dynamic": lambda job, device: ours(job, device, methods.fedfac(layers=list(job.layers), tau="50%")),
+    "evaluation": lambda job, device: testing(job, device, methods.fedavg()),
+    "dynamic-evaluation": lambda job, device: testing(job, device, methods.fedfac(layers=list(job.layers), tau="50%")),
     "eager": eager_loop,
     "limit": limit,
 }

@@ -1,8 +1,9 @@
 """Time fedfac against a plain PyTorch loop and against the limit, as ratios taken in one run.
 
 Contestants: 'fedfac' (a FedAvg round of ours), 'eager' (client after client by hand, PyTorch's defaults), 'limit'
-(one model on batches K times as large: the same arithmetic without a federation), 'dynamic' (a dynamic FedFac round)
-and 'fedfac-bf16'. They take turns, each in a process of its own.
+(one model on batches K times as large: the same arithmetic without a federation), 'dynamic' (a dynamic FedFac round),
+'fedfac-bf16', 'evaluation' and 'dynamic-evaluation' (all clients tested once). They take turns, each in a process of
+its own.
 """
 
 from __future__ import annotations

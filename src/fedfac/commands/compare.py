@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def go_on(comparison: Comparison, arguments: argparse.Namespace) -> int:
             comparison,
             lanes=arguments.lanes,
             device=arguments.device,
-            on_cell=_shown(comparison, progress),
+            on_cells=_shown(comparison, progress),
             should_stop=should_stop,
         )
         stopped = should_stop()
@@ -109,17 +109,17 @@ def go_on(comparison: Comparison, arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _shown(comparison: Comparison, progress: RoundProgress) -> Callable[[Cell], Callable[[Record], None] | None]:
+def _shown(
+    comparison: Comparison, progress: RoundProgress
+) -> Callable[[Sequence[Cell]], Callable[[Record], None] | None]:
     """Progress over the whole grid: rounds of all cells."""
-    before = {}
-    total = 0
-    for cell in comparison.cells:
-        before[cell.folder] = total
-        total += cell.config.train.rounds
 
-    def start(cell: Cell) -> Callable[[Record], None]:
-        name = " ".join(part for part in (cell.setting, cell.method, f"seed {cell.seed}") if part)
-        progress.begin(name, before[cell.folder] + comparisons.rounds_done(cell), before[cell.folder])
+    def start(cells: Sequence[Cell]) -> Callable[[Record], None]:
+        done = sum(comparisons.rounds_done(cell) for cell in comparison.cells)
+        first, others = cells[0], len(cells) - 1
+        name = " ".join(part for part in (first.setting, first.method, f"seed {first.seed}") if part)
+        name += f" and {others} that train{'s' * (others == 1)} alike" if others else ""
+        progress.begin(name, done, done - len(cells) * comparisons.rounds_done(first), each=len(cells))
         return progress
 
     return start

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from fedfac.data.pool import (
 from fedfac.errors import ConfigError, DataError
 
 Index = partitions.Index | range
+REMEMBERED = 4096  # clients, of which only the sample numbers are kept
 
 
 class Federation:
@@ -87,7 +89,10 @@ class Federation:
         return data
 
     def to(self, device: torch.device) -> Federation:
-        """The federation with its pool resident on ``device`` (lazy clients move when they are made)."""
+        """The federation with its pool resident on ``device`` (lazy clients move when they are made).
+
+        Clients of a resident pool are only numbers: the recent ones are remembered.
+        """
         resident = None if self.pool is None else self.pool.to(device)
 
         def client(index: int) -> ClientData:
@@ -95,7 +100,7 @@ class Federation:
             return replace(data, pool=data.pool.to(device) if resident is None else resident)
 
         return Federation(
-            client,
+            client if resident is None else lru_cache(REMEMBERED)(client),
             names=self.names,
             classes=self.classes,
             fingerprint=self.fingerprint,

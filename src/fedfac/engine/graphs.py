@@ -35,6 +35,7 @@ from fedfac.state import State, clone, copy_into
 from fedfac.training import Local, Work, eager
 
 LEAST = 1 << 14  # room for this many sample numbers at first
+ROWS = 1024  # of sums that wait to be read
 
 
 class Gate:
@@ -315,23 +316,30 @@ def fillable(model: nn.Module, data: ClientData, local: Local, seeded: Seeded, n
     return torch.allclose(among, alone, rtol=1e-3, atol=1e-4)
 
 
-class GraphCall:
-    """A function of some of a client's samples as graphs, one for every power of two of them; the rest is padding.
+class GraphSums:
+    """Sums over some samples as graphs, one for every power of two of them.
 
-    In evaluation mode samples do not see each other, so padding changes no sample's output. The function gets the pool,
-    the sample numbers and how many of them count; its tensors are overwritten by the next call.
+    In evaluation mode samples do not see each other, so padding (numbers below 0) changes no sample's output. Every
+    call writes its sums to the next row of a table, which is waited for when it is read.
     """
 
-    def __init__(self, recorder: Recorder, function: Callable[[Pool, Tensor, Tensor], tuple[Tensor, ...]]) -> None:
+    def __init__(self, recorder: Recorder, function: Callable[[Pool, Tensor], Tensor]) -> None:
         self.recorder, self.function = recorder, function
-        self._made: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor, tuple[Tensor, ...]]] = {}
+        device = recorder.generator.device
+        self.rows = torch.zeros(ROWS, 3, dtype=torch.float64, device=device)
+        self.place = torch.zeros(1, dtype=torch.int64, device=device)  # the next row
+        self.asked = 0  # rows since they were last read
+        self._read: list[list[float]] = []
+        self._made: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._refused = False
 
-    def __call__(self, pool: Pool, index: Tensor) -> tuple[Tensor, ...] | None:
-        """What the function gives, or None: it cannot be captured."""
-        if self._refused or pool is not self.recorder.resident:
-            return None
-        room = 1 << max(5, (len(index) - 1).bit_length())
+    def takes(self, pool: Pool) -> bool:
+        """Whether samples of this pool can be summed here."""
+        return pool is self.recorder.resident and not self._refused
+
+    def __call__(self, pool: Pool, numbers: Tensor) -> bool:
+        """Sum over samples with :func:`padded` numbers; False: it cannot be captured."""
+        room = len(numbers)
         if room not in self._made:
             try:
                 with self.recorder.gate.alone():
@@ -339,35 +347,60 @@ class GraphCall:
             except RuntimeError as error:
                 self._refused = True
                 note(error)
-                return None
-        graph, numbers, count, found = self._made[room]
-        numbers[: len(index)].copy_(index, non_blocking=True)
-        count.fill_(len(index))
+                return False
+        if self.asked - len(self._read) == ROWS:
+            self._fetch()
+        graph, place = self._made[room]
+        place.copy_(numbers, non_blocking=True)
         graph.replay()
+        self.asked += 1
+        return True
+
+    def read(self) -> list[list[float]]:
+        """All rows since the last call."""
+        self._fetch()
+        found, self._read, self.asked = self._read, [], 0
         return found
 
-    def _capture(self, pool: Pool, room: int) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor, tuple[Tensor, ...]]:
-        numbers = torch.zeros(room, dtype=torch.int64, device=self.recorder.generator.device)
-        count = torch.zeros((), dtype=torch.int64, device=numbers.device)
-        found: list[Tensor] = []
+    def _fetch(self) -> None:
+        if new := self.asked - len(self._read):
+            self._read += self.rows[:new].tolist()
+            self.place.zero_()
+
+    @torch.no_grad()
+    def _capture(self, pool: Pool, room: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        numbers = torch.zeros(room, dtype=torch.int64, device=self.place.device)
 
         def run() -> None:
-            found[:] = self.function(pool, numbers, count)
+            self.rows.index_copy_(0, self.place, self.function(pool, numbers)[None])
+            self.place.add_(1)
 
+        self._fetch()  # a trial writes a row, too
         graph = self.recorder.record(run)
-        if any(not isinstance(tensor, Tensor) for tensor in found):
-            raise RuntimeError("its output is not one tensor")
-        return graph, numbers, count, tuple(found)
+        self.place.zero_()
+        return graph, numbers
 
 
-def counted(outputs: Tensor, targets: Tensor, count: Tensor, loss: Loss, classes: int | None) -> Tensor:
-    """(Σ loss, answers, correct answers) of the first ``count`` samples."""
-    valid = torch.arange(len(targets), device=targets.device) < count
+def padded(index: Tensor) -> Tensor:
+    """Sample numbers, filled up with -1 to a power of two.
+
+    >>> padded(torch.tensor([4, 2])).tolist()[:4], len(padded(torch.arange(33)))
+    ([4, 2, -1, -1], 64)
+    """
+    room = 1 << max(5, (len(index) - 1).bit_length())
+    return torch.cat([index, index.new_full((room - len(index),), -1)])
+
+
+def counted(outputs: Tensor, targets: Tensor, valid: Tensor, loss: Loss, classes: int | None) -> Tensor:
+    """(Σ loss, answers, correct answers) of the samples that are ``valid``."""
+    if not isinstance(outputs, Tensor):
+        raise RuntimeError("its output is not one tensor")
     lost = (per_sample(loss, outputs, targets).double() * valid).sum()
+    count = valid.sum().double()
     if classes is None:
-        return torch.stack([lost, count.double(), torch.zeros_like(lost)])
+        return torch.stack([lost, count, torch.zeros_like(lost)])
     right = (outputs.argmax(1) == targets).reshape(len(targets), -1)
-    return torch.stack([lost, count.double() * right.shape[1], (right.sum(1) * valid).sum().double()])
+    return torch.stack([lost, count * right.shape[1], (right.sum(1) * valid).sum().double()])
 
 
 def _room(count: int) -> int:

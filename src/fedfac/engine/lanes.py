@@ -13,37 +13,35 @@ element, or personal, waits for the split: a cohort of a thousand costs little m
 from __future__ import annotations
 
 import contextlib
-import copy
 import ctypes
-import inspect
 import os
 import queue
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedfac.aggregate import Sums
 from fedfac.anatomy import Anatomy
 from fedfac.data.federation import Federation
-from fedfac.data.pool import Pool
 from fedfac.engine import stacked
-from fedfac.engine.graphs import Gate, GraphCall, GraphSteps, Recorder, counted, fillable
+from fedfac.engine.graphs import Gate, fillable
+from fedfac.engine.lane import Lane, numbers_of
 from fedfac.engine.store import Store
 from fedfac.errors import ConfigError
-from fedfac.evaluate import BATCH, Metric, Score, predict, tally
-from fedfac.method import Loss, Phase, Plan
+from fedfac.evaluate import Metric, Score
+from fedfac.method import Phase, Plan
 from fedfac.moments import Additive
 from fedfac.numerics import Numerics
 from fedfac.rules import Rule
 from fedfac.split import Split
-from fedfac.state import State, clone, copy_into, references
-from fedfac.training import Local, Outcome, Steps, eager, noise_of, train_client
+from fedfac.state import State, clone, copy_into
+from fedfac.training import Local, Outcome, noise_of, train_client
 
 Item = TypeVar("Item")
 Job = TypeVar("Job")
@@ -51,104 +49,7 @@ Done = TypeVar("Done")
 
 
 CUDA_LANES = 10  # streams; the usual cohort
-TESTED = 8  # clients that a lane tests before it hands over
-
-
-@dataclass(frozen=True)
-class _Counting:
-    """A score that is still being counted on the device: its loss, answers and correct answers, each a sum."""
-
-    client: int
-    samples: int
-    total: Tensor
-
-
-class Lane:
-    """One copy of the model, and the way in which it takes steps and predicts."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        numerics: Numerics,
-        gate: Gate,
-        resident: Pool | None,
-        loss: Loss,
-        classes: int | None,
-        fills: bool = False,
-    ) -> None:
-        self.model = numerics.place(copy.deepcopy(model))
-        self.state = references(self.model)
-        self.numerics, self.loss, self.classes = numerics, loss, classes
-        self.steps: Steps = eager
-        self.sums: GraphCall | None = None
-        self.stream: torch.cuda.Stream | None = None
-        if numerics.device.type == "cuda":
-            self.stream = torch.cuda.Stream(numerics.device)  # type: ignore[no-untyped-call]
-            recorder = Recorder(self.state, self.stream, gate, resident, torch.Generator(numerics.device), fills)
-            self.steps = GraphSteps(recorder)
-            if "reduction" in inspect.signature(loss).parameters:  # a mean over samples, one by one
-                self.sums = GraphCall(recorder, self._count)
-        self._holds: State | None = None
-
-    def load(self, server: State, composed: State, kept: Iterable[str]) -> None:
-        """Write a client's model into the lane; what is shared as a whole is not written twice in a row."""
-        if self._holds is server:
-            copy_into(self.state, {name: composed[name] for name in kept})
-        else:
-            copy_into(self.state, composed)
-        self._holds = server
-
-    @torch.no_grad()
-    def score(self, client: int, pool: Pool, index: Tensor, metrics: Mapping[str, Metric]) -> Score | _Counting:
-        """The lane's model on some samples; ``settled`` waits for what a GPU is still counting."""
-        self.model.eval()
-        parts = torch.split(index, BATCH) if len(index) else ()
-        if self.sums is not None and not metrics and parts:
-            total: Tensor | None = None
-            for part in parts:
-                found = self.sums(pool, part)
-                if found is None:
-                    break
-                total = found[0].clone() if total is None else total + found[0]
-            else:
-                return _Counting(client, len(index), torch.as_tensor(total))
-        answered = (predict(self.model, self.numerics, pool, part) for part in parts)
-        return tally(client, answered, self.loss, self.classes, metrics)
-
-    def settled(self, scores: Sequence[Mapping[str, Score | _Counting]]) -> list[dict[str, Score]]:
-        """The scores of several clients, all counted: the device is waited for once, not once for each."""
-        waiting = [score.total for own in scores for score in own.values() if isinstance(score, _Counting)]
-        totals = iter(torch.stack(waiting).tolist() if waiting else ())
-
-        def read(score: Score | _Counting) -> Score:
-            if isinstance(score, Score):
-                return score
-            lost, answers, correct = next(totals)
-            return Score(
-                score.client, int(answers), None if self.classes is None else int(correct), lost / score.samples
-            )
-
-        return [{part: read(score) for part, score in own.items()} for own in scores]
-
-    def _count(self, pool: Pool, index: Tensor, count: Tensor) -> tuple[Tensor]:
-        with torch.no_grad():
-            outputs, targets = predict(self.model, self.numerics, pool, index)
-            return (counted(outputs, targets, count, self.loss, self.classes),)
-
-    def touched(self) -> None:
-        """The lane's tensors were trained: they are nobody's state any more."""
-        self._holds = None
-
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Inside, work goes to the lane's stream: after what was asked for before, and done when it is left."""
-        if self.stream is None:
-            yield
-            return
-        self.stream.wait_stream(torch.cuda.default_stream(self.numerics.device))
-        with torch.cuda.stream(self.stream):
-            yield
-            self.stream.synchronize()
+TESTED = 8  # clients that a lane is told to test before it is the next one's turn
 
 
 @dataclass
@@ -206,19 +107,14 @@ class LaneEngine:
             model, self.federation.client(0), local, self.seeded, self.numerics
         )
         self._gate = Gate()
+        numbers = numbers_of(self.federation)
+        self._lanes = [
+            Lane(model, self.numerics, self._gate, self.federation, local.loss, numbers, fills)
+            for _ in range(self.lanes)
+        ]
         self._free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
-        for _ in range(self.lanes):
-            self._free.put(
-                Lane(
-                    model,
-                    self.numerics,
-                    self._gate,
-                    self.federation.pool,
-                    local.loss,
-                    self.federation.classes,
-                    fills,
-                )
-            )
+        for lane in self._lanes:
+            self._free.put(lane)
         self._threads_before = torch.get_num_threads()
         if self.device.type == "cpu":
             torch.set_num_threads(1)  # small models lose by more, and sums must not depend on the machine
@@ -331,29 +227,54 @@ class LaneEngine:
                 jobs.append(stacked.Client(client, self.federation.client(client), start))
             return jobs
 
-        def work(lane: Lane, group: list[stacked.Client]) -> list[dict[str, Score]]:
-            states = [client.start for client in group]
-            if self.stacked:
-                if phases:
-                    tuned = self._train(lane, group, split, phases, round, purpose)
-                    # a copy that did not stay finite is thrown away at once
-                    states = [s if o.problem else t for s, (o, t) in zip(states, tuned, strict=True)]
-                return self._stacked_scores(lane, group, states)
-            done = []
+        def look(lane: Lane, group: list[stacked.Client]) -> None:
             for client in group:
                 if not phases or self._train(lane, [client], split, phases, round, purpose)[0][0].problem:
                     lane.load(server, client.start, split.kept)
-                done.append(self._scores(lane, client))
-            return lane.settled(done)
+                lane.test(client.number, client.data, self.metrics)
 
+        def work(lane: Lane, group: list[stacked.Client]) -> list[dict[str, Score]]:
+            if not self.stacked:
+                look(lane, group)
+                return lane.scores()
+            states = [client.start for client in group]
+            if phases:
+                tuned = self._train(lane, group, split, phases, round, purpose)
+                # a copy that did not stay finite is thrown away at once
+                states = [s if o.problem else t for s, (o, t) in zip(states, tuned, strict=True)]
+            return self._stacked_scores(lane, group, states)
+
+        if self.device.type == "cuda" and not self.stacked and not phases:
+            tested = self._by_itself(_groups(clients, TESTED), prepare, look)
+        else:
+            groups = self._in_order(_groups(clients, stacked.GROUP if self.stacked else 1), prepare, work)
+            tested = [scores for group in groups for scores in group]
         found: dict[str, list[Score]] = {"test": []}
-        trains = any(phase.epochs != 0 for phase in phases)  # then handing over costs nothing beside it
-        size = stacked.GROUP if self.stacked else TESTED if self.device.type == "cuda" and not trains else 1
-        for group in self._in_order(_groups(clients, size), prepare, work):
-            for scores in group:
-                for part, value in scores.items():
-                    found.setdefault(part, []).append(value)
+        for scores in tested:
+            for part, value in scores.items():
+                found.setdefault(part, []).append(value)
         return found
+
+    def _by_itself(
+        self,
+        groups: Sequence[Sequence[int]],
+        prepare: Callable[[Sequence[int]], list[stacked.Client]],
+        look: Callable[[Lane, list[stacked.Client]], None],
+    ) -> list[dict[str, Score]]:
+        """Tell a GPU's lanes in turn what to test, from one thread, and wait for them once.
+
+        A small model is tested in less time than it takes to tell a lane to; threads would only wait for each other.
+        """
+        with self._gate.open():
+            for number, group in enumerate(groups):
+                lane = self._lanes[number % self.lanes]
+                with lane.entered(waits=False):
+                    look(lane, prepare(group))
+            done = []
+            for lane in self._lanes:
+                with lane.entered():
+                    done.append(iter(lane.scores()))
+        return [next(done[number % self.lanes]) for number, group in enumerate(groups) for _ in group]
 
     def _train(
         self, lane: Lane, group: list[stacked.Client], split: Split, phases: Sequence[Phase], round: int, purpose: str
@@ -379,14 +300,6 @@ class LaneEngine:
             **common,
         )
         return [(outcome, lane.state)]
-
-    def _scores(self, lane: Lane, client: stacked.Client) -> dict[str, Score | _Counting]:
-        data = client.data
-        return {
-            part: lane.score(client.number, data.pool, index, self.metrics)
-            for part, index in (("test", data.test), ("validation", data.validation))
-            if part == "test" or len(index)
-        }
 
     def _stacked_scores(
         self, lane: Lane, group: list[stacked.Client], states: Sequence[State]

@@ -81,4 +81,6 @@ def _finetuned(name: str, phase: Phase, epochs: int | None, eta_g: float, option
         plan=lambda anatomy: Plan(split=Split.of(anatomy), phases=(phase,), refresh=tuning, newcomer=tuning),
         server_rate=eta_g,
         options={**options, "finetune_epochs": epochs, "eta_g": eta_g},
+        predicts=frozenset({"finetune_epochs"}),
+        trains_as=name.removesuffix("+"),
     )

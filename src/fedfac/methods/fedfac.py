@@ -274,7 +274,14 @@ def all_personal(
 
     options = {"layers": list(layers), "norm": norm, "head": head, "warmup": warmup, "refresh_epochs": refresh_epochs}
     options |= {"prior": prior, "eta_g": eta_g}
-    return with_prior(Method(name="all-personal", plan=plan, server_rate=eta_g, options=options), prior)
+    method = Method(
+        name="all-personal",
+        plan=plan,
+        server_rate=eta_g,
+        options=options,
+        predicts=frozenset({"refresh_epochs"}),
+    )
+    return with_prior(method, prior)
 
 
 def given_split(*, masks: Mapping[Any, Sequence[bool] | str], norm: str = "follow", eta_g: float = 1.0) -> Method:
@@ -367,5 +374,13 @@ def _by_element(
     recorded = {"layers": list(layers), "tau": tau, "norm": norm, "head": head, "warmup": warmup}
     recorded |= {"hysteresis": hysteresis, "refresh_epochs": refresh_epochs, "prior": prior, "average": average}
     recorded |= {"pull": pull, "statistics": statistics, "eta_g": eta_g, **options}
-    method = Method(name=name, plan=plan, server_rate=eta_g, options=recorded)
+    predicts = {"refresh_epochs", "average", "pull", "statistics"} | ({"prior"} if head == "copy" else set())
+    method = Method(
+        name=name,
+        plan=plan,
+        server_rate=eta_g,
+        options=recorded,
+        predicts=frozenset(predicts),
+        trains_as="fedfac" if name.startswith("fedfac") else None,
+    )
     return with_statistics(with_prior(method, prior, pulled=pull if head == "copy" else None), statistics)

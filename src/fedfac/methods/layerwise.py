@@ -49,7 +49,13 @@ def fedper(
 
     options = {"personal_layers": personal_layers, "warmup": warmup, "refresh_epochs": refresh_epochs, "prior": prior}
     options |= {"average": average, "statistics": statistics}
-    method = Method(name="fedper", plan=plan, server_rate=eta_g, options={**options, "eta_g": eta_g})
+    method = Method(
+        name="fedper",
+        plan=plan,
+        server_rate=eta_g,
+        options={**options, "eta_g": eta_g},
+        predicts=frozenset({"refresh_epochs", "average", "statistics"}),
+    )
     return with_statistics(with_prior(method, prior), statistics)
 
 
@@ -83,7 +89,13 @@ def fedrep(
 
     options = {"personal_layers": personal_layers, "head_epochs": head_epochs, "body_epochs": body_epochs}
     options |= {"warmup": warmup, "refresh_epochs": refresh_epochs}
-    return Method(name="fedrep", plan=plan, server_rate=eta_g, options={**options, "eta_g": eta_g})
+    return Method(
+        name="fedrep",
+        plan=plan,
+        server_rate=eta_g,
+        options={**options, "eta_g": eta_g},
+        predicts=frozenset({"refresh_epochs"}),
+    )
 
 
 def lg_fedavg(*, local_layers: int | None = None, eta_g: float = 1.0) -> Method:
@@ -124,4 +136,6 @@ def fedbabu(*, finetune_epochs: int | None = None, finetune: str = "all", eta_g:
         return Plan(split=Split.of(anatomy), phases=(body,), refresh=tuning, newcomer=tuning)
 
     options = {"finetune_epochs": finetune_epochs, "finetune": finetune, "eta_g": eta_g}
-    return Method(name="fedbabu", plan=plan, server_rate=eta_g, options=options)
+    return Method(
+        name="fedbabu", plan=plan, server_rate=eta_g, options=options, predicts=frozenset(options) - {"eta_g"}
+    )

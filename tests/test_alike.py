@@ -1,0 +1,161 @@
+"""Methods that train alike are trained once, and each becomes the run that it would have become by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import message
+
+from fedfac import comparison, experiment, methods
+from fedfac.comparison import Cell, Comparison
+from fedfac.engine.lanes import LaneEngine
+from fedfac.errors import ConfigError
+from fedfac.run import RunDirectory
+from fedfac.state import same
+
+TRAIN = {"rounds": 4, "cohort": 3, "epochs": 1, "batch_size": 16, "newcomers": 0.2, "evaluate_every": 2}
+GROUPS = [
+    ["fedavg", "fedavg+:finetune_epochs=2", "fedavg+:finetune_epochs=1"],
+    ["fedprox:mu=0.1", "fedprox+:mu=0.1:finetune_epochs=1"],
+    ["fedper:warmup=1", "fedper:warmup=1:refresh_epochs=1:average=0.5"],
+    ["fedrep", "fedrep:refresh_epochs=2"],
+    ["fedbabu:finetune_epochs=1", "fedbabu:finetune_epochs=1:finetune=head"],
+    ["fedfac", "fedfac:refresh_epochs=1:average=0.9"],
+    ["fedfac-static:refresh_epochs=1", "fedfac-static"],
+    [
+        "fedfac-plus:warmup=1",
+        "fedfac-plus:warmup=1:pull=0",
+        "fedfac-plus:warmup=1:prior=0",
+        "fedfac-plus:warmup=1:average=0:refresh_epochs=0",
+        "fedfac:head=copy:warmup=1:decay=0.9:hysteresis=0.1",
+    ],
+    ["fedfac-plus:warmup=1:head=shared", "fedfac-plus:warmup=1:head=shared:refresh_epochs=0"],
+]
+
+
+def planned(out: Path, labels: list[str]) -> Comparison:
+    tables: dict[str, Any] = {"data": {"clients": 6}, "train": TRAIN}
+    if any(label.startswith("fedfac") for label in labels):
+        tables["method"] = {"layers": [3]}
+    return comparison.plan(out, methods=labels, tables=tables)
+
+
+def watch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rounds that are trained."""
+    seen: list[int] = []
+    usually = LaneEngine.train
+
+    def train(self: LaneEngine, round: int, *rest: Any) -> Any:
+        seen.append(round)
+        return usually(self, round, *rest)
+
+    monkeypatch.setattr(LaneEngine, "train", train)
+    return seen
+
+
+def same_run(cell: Cell, folder: Path) -> None:
+    """Records, states, decisions, clients' parts: all that two runs have."""
+    one, other = RunDirectory.read(cell.folder), RunDirectory.read(folder)
+    assert one.records() == other.records()
+    assert one.masks() == other.masks()
+    assert one.clients() == other.clients()
+    a, b = one.checkpoint(), other.checkpoint()
+    assert a is not None
+    assert b is not None
+    assert same(a.server, b.server)
+    assert same(a.averaged, b.averaged)
+    assert same(a.memory, b.memory)
+    for client in range(6):
+        mine, theirs = one.get(client), other.get(client)
+        assert (mine is None) == (theirs is None)
+        assert mine is None or theirs is None or same(mine, theirs)
+
+
+@pytest.mark.parametrize("labels", GROUPS, ids=lambda labels: labels[0])
+def test_each_is_the_run_that_it_is_alone(labels: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = planned(tmp_path / "together", labels)
+    assert [len(group) for group in comparison.groups(together)] == [len(labels)]
+    rounds = watch(monkeypatch)
+    assert comparison.train(together) == {}
+    assert [r for r in rounds if r] == [1, 2, 3, 4]
+    for number, cell in enumerate(together.cells):
+        experiment.run(cell.config, out=tmp_path / str(number))
+        same_run(cell, tmp_path / str(number))
+    accuracies = {str(RunDirectory.read(cell.folder).records()[-1]["test"]["loss"]) for cell in together.cells}
+    assert len(accuracies) == len(labels)  # what they predict is not the same
+
+
+def test_what_differs_in_training_is_not_alike() -> None:
+    def training(name: str, **options: Any) -> str:
+        return methods.build(name, options).training
+
+    assert training("fedavg") != training("fedprox", mu=0.0)  # the same numbers, but nobody promised it
+    assert training("fedavg") != training("fedavg", eta_g=0.5)
+    assert training("fedper") != training("fedper", warmup=1)
+    assert training("fedper") != training("fedper", prior=1.0)
+    assert training("fedfac") != training("fedfac-static")
+    assert training("fedfac", tau="50%") != training("fedfac", tau="75%")
+    assert training("fedfac-plus", head="shared") != training("fedfac-plus", head="shared", prior=0.0)
+    assert training("fedfac-plus") == training("fedfac-plus", prior=0.0)
+    assert training("random") != training("random-redrawn")
+
+
+def test_a_run_that_is_ahead_goes_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill may leave one of them a round further than the other."""
+    labels = ["fedper", "fedper:refresh_epochs=1", "fedper:average=0.5"]
+    together = planned(tmp_path / "together", labels)
+    first = together.cells[0]
+    stops = iter([False, True])
+    experiment.run(first.config, out=first.folder, should_stop=lambda: next(stops))
+    assert comparison.rounds_done(first) == 2
+    assert [[cell.method for cell in group] for group in comparison.groups(together)] == [labels[:1], labels[1:]]
+    rounds = watch(monkeypatch)
+    assert comparison.train(together) == {}
+    assert rounds == [3, 4, 1, 2, 3, 4]
+    for number, cell in enumerate(together.cells):
+        experiment.run(cell.config, out=tmp_path / str(number))
+        same_run(cell, tmp_path / str(number))
+
+
+def test_stopped_in_between_they_go_on_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = ["fedfac-plus:warmup=1", "fedfac-plus:warmup=1:pull=0"]
+    together = planned(tmp_path / "together", labels)
+    answers = iter([False, False, True, True])
+    comparison.train(together, should_stop=lambda: next(answers))
+    assert [comparison.rounds_done(cell) for cell in together.cells] == [2, 2]
+    rounds = watch(monkeypatch)
+    assert comparison.train(together) == {}
+    assert rounds == [3, 4]
+    for number, cell in enumerate(together.cells):
+        experiment.run(cell.config, out=tmp_path / str(number))
+        same_run(cell, tmp_path / str(number))
+
+
+def test_if_the_one_that_trains_fails_the_next_one_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = planned(tmp_path / "together", ["fedavg", "fedavg+:finetune_epochs=1", "fedavg+:finetune_epochs=2"])
+    usually = LaneEngine.evaluate
+
+    def breaks(self: LaneEngine, round: int, *rest: Any) -> Any:
+        if not self.plan.refresh:
+            raise RuntimeError("no room")
+        return usually(self, round, *rest)
+
+    monkeypatch.setattr(LaneEngine, "evaluate", breaks)
+    failed = comparison.train(together)
+    assert failed == {together.cells[0].folder: "RuntimeError: no room"}
+    assert [comparison.is_finished(cell) for cell in together.cells] == [False, True, True]
+    for number, cell in enumerate(together.cells[1:]):
+        experiment.run(cell.config, out=tmp_path / str(number))
+        same_run(cell, tmp_path / str(number))
+
+
+def test_a_session_repeats_only_what_trains_as_it_does(tmp_path: Path) -> None:
+    cells = planned(tmp_path / "x", ["fedavg", "fedper", "fedavg+:finetune_epochs=1"]).cells
+    one, other, late = (experiment.session(cell.config) for cell in cells)
+    with one, other, late:
+        one.step()
+        assert message(ConfigError, lambda: other.step(like=one)) == "fedper cannot repeat round 1 of fedavg"
+        one.step()
+        assert message(ConfigError, lambda: late.step(like=one)) == "fedavg+ cannot repeat round 2 of fedavg"
