@@ -347,6 +347,7 @@ class Session:
                 timing=clock.seconds,
                 memory=self.memory,
                 averaged=self.averaged,
+                put_off=like is not None and not test,
             )
         self.records.append(record)
         self.last = decision, clock.seconds
@@ -395,13 +396,12 @@ class Session:
         self.server = {name: like.server.get(name, tensor) for name, tensor in self.server.items()}
         if number > 0:
             self._average(number)
-            for client in record["cohort"] if self.split.kept else ():
+            kept = sorted(self.split.kept)
+            for client in record["cohort"] if kept else ():
                 if self.federation.names[client] not in record["left_out"]:
                     own = like.trained(client)
-                    # of what only this method keeps, nothing is trained: it is where all began
-                    self._store.put(
-                        client, {name: own.get(name, self.server[name]) for name in sorted(self.split.kept)}
-                    )
+                    # what this method keeps beyond that is not trained: it is where all began
+                    self._store.put(client, {name: own.get(name, self.server[name]) for name in kept})
         clock.seconds |= {step: seconds[step] for step in seconds if step != "evaluate"}
         return decision
 

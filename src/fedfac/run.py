@@ -7,7 +7,8 @@
     state.sqlite    records, splits, the server's state, what the rule remembers, every client's personal state
 
 A round is one transaction of ``state.sqlite``: a kill at any moment leaves the last whole round. It is written by a
-thread of its own while the next round trains; one round at most waits to be written.
+thread of its own while the next round trains; one round at most waits to be written. Rounds that are quickly done
+again (those that only repeat another run's) may be put off, and share the transaction of a later one.
 ``metrics.jsonl`` is written from it. Tensors are safetensors bytes with a checksum; there is no pickle. One
 process at a time may write (an operating-system lock, which dies with its process).
 """
@@ -19,7 +20,7 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,18 @@ class Checkpoint:
         return {**self.server, **self.averaged}
 
 
+@dataclass(frozen=True)
+class _Round:
+    """What is written of a round, but for the clients' states."""
+
+    number: int
+    texts: tuple[str, ...]  # its record, masks and scores
+    tested: str | None
+    times: str
+    server: State
+    memory: State
+
+
 class RunDirectory:
     """One run's files. Use :meth:`create`, :meth:`resume` (to write) or :meth:`read`."""
 
@@ -73,7 +86,9 @@ class RunDirectory:
         self._turn = threading.RLock()  # one connection, two threads: the writer's and the caller's
         self._logging = False
         self._waiting: dict[int, State] = {}  # personal states of the round that is under way
-        self._leaving: dict[int, State] = {}  # those of the round that is being written
+        self._put_off: dict[int, State] = {}  # those of rounds that are put off
+        self._leaving: dict[int, State] = {}  # those of the rounds that are being written
+        self._rounds: list[_Round] = []  # what is put off
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="fedfac-writer")
         self._written: Future[None] | None = None
 
@@ -138,7 +153,7 @@ class RunDirectory:
 
     def get(self, client: int) -> State | None:
         """A client's personal state (this is the run's ``Store``)."""
-        for states in (self._waiting, self._leaving):
+        for states in (self._waiting, self._put_off, self._leaving):
             if client in states:
                 return states[client]
         row = self._one("SELECT data, digest FROM personal WHERE client = ?", (client,))
@@ -159,58 +174,73 @@ class RunDirectory:
         timing: Mapping[str, float],
         memory: Mapping[str, Tensor] | None = None,
         averaged: Mapping[str, Tensor] | None = None,
+        put_off: bool = False,
     ) -> None:
         """Make a round whole: all of it is written, in the background, or none of it.
 
-        It is on disk when the next commit or :meth:`flush` returns; an error of the writing is raised there.
+        It is on disk when the next commit or :meth:`flush` returns; an error of the writing is raised there. If it is
+        ``put_off``, it is written together with the next one that is not.
         """
-        self.flush()
         masks = {layer: mask_text(mask) for layer, mask in split.masks.items()}
         rounded = {layer: [round(v, 6) for v in values] for layer, values in scores.items()}
-        texts = [json.dumps(value) for value in (record, masks, rounded)]  # now: the caller's values may change
+        texts = tuple(json.dumps(value) for value in (record, masks, rounded))  # now: the caller's values may change
         number, tested = record["round"], None if clients is None else json.dumps(clients)
-        times = json.dumps({"round": number, **timing})
-        self._leaving, self._waiting = self._waiting, {}
         remembered = {**(memory or {}), **{f"{AVERAGED}{name}": t for name, t in (averaged or {}).items()}}
-        self._written = self._writer.submit(
-            self._write, number, texts, tested, times, server, remembered, self._leaving
-        )
+        times = json.dumps({"round": number, **timing})
+        self._rounds.append(_Round(number, texts, tested, times, server, remembered))
+        self._put_off, self._waiting = {**self._put_off, **self._waiting}, {}
+        if not put_off:
+            self._hand_over()
 
-    def flush(self) -> None:
-        """Wait until the last committed round is on disk."""
+    def _hand_over(self) -> None:
+        """Let the writer have everything up to now, once it has done what it had before."""
+        self._wait()
+        if self._rounds:
+            rounds, self._rounds = self._rounds, []
+            self._leaving, self._put_off = self._put_off, {}
+            self._written = self._writer.submit(self._write, rounds, self._leaving)
+
+    def _wait(self) -> None:
         if self._written is not None:
             written, self._written = self._written, None
-            written.result()
+            try:
+                written.result()
+            except BaseException:
+                self._rounds, self._put_off = [], {}  # no round is written after one that was not
+                raise
             self._leaving = {}
 
-    def _write(
-        self,
-        number: int,
-        texts: list[str],
-        tested: str | None,
-        times: str,
-        server: State,
-        memory: Mapping[str, Tensor],
-        personal: Mapping[int, State],
-    ) -> None:
-        """The round as one transaction, and then its lines."""
-        data = to_bytes(server)
+    def flush(self) -> None:
+        """Wait until every committed round is on disk."""
+        self._hand_over()
+        self._wait()
+
+    def _write(self, rounds: Sequence[_Round], personal: Mapping[int, State]) -> None:
+        """Rounds as one transaction, and then their lines."""
+        last = rounds[-1]
+        data = to_bytes(last.server)
         self._begin()
         for client, state in personal.items():
             own = to_bytes(state)
             self._execute("INSERT OR REPLACE INTO personal VALUES (?, ?, ?)", (client, own, digest(own)))
-        self._execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?)", (number, *texts, _digest_of(texts)))
+        for done in rounds:
+            self._execute(
+                "INSERT INTO rounds VALUES (?, ?, ?, ?, ?)", (done.number, *done.texts, _digest_of(done.texts))
+            )
+            if done.tested is not None:
+                self._execute("INSERT OR REPLACE INTO evaluation VALUES (0, ?, ?)", (done.number, done.tested))
         self._execute("INSERT OR REPLACE INTO server VALUES (0, ?, ?)", (data, digest(data)))
-        if memory:
-            kept = to_bytes(memory)
+        if last.memory:
+            kept = to_bytes(last.memory)
             self._execute(_MEMORY)
             self._execute("INSERT OR REPLACE INTO memory VALUES (0, ?, ?)", (kept, digest(kept)))
-        if tested is not None:
-            self._execute("INSERT OR REPLACE INTO evaluation VALUES (0, ?, ?)", (number, tested))
         self._execute("COMMIT")
-        for name, line in (("metrics.jsonl", texts[0]), ("timing.jsonl", times)):
+        for name, lines in (
+            ("metrics.jsonl", [r.texts[0] for r in rounds]),
+            ("timing.jsonl", [r.times for r in rounds]),
+        ):
             with (self.path / name).open("a") as file:
-                file.write(line + "\n")
+                file.write("".join(line + "\n" for line in lines))
 
     def rollback(self) -> None:
         """Forget what was stored since the last whole round."""
