@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedfac.aggregate import Sums, aggregate
+from fedfac.aggregate import Sums, aggregate, with_momentum
 from fedfac.anatomy import Anatomy
 from fedfac.split import Split
 from fedfac.state import State
@@ -141,3 +141,44 @@ def test_a_client_alone_hands_over_its_state_bit_by_bit() -> None:
     alone = [(7, state([0.1, 0.2, 0.3], bias=1 / 3, tracked=5))]
     new = aggregate(SERVER, sums(ALL_SHARED, alone), ALL_SHARED, before=ALL_SHARED, rate=1.0)
     assert bitwise(new, alone[0][1])
+
+
+# --- momentum ------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.floats(0, 0.95))
+def test_momentum_is_that_of_sgd_on_the_servers_steps(seed: int, momentum: float) -> None:
+    """The optimiser of PyTorch, with rate 1 and the step backwards as its gradient."""
+    rng = np.random.default_rng(seed)
+    server = state([1.0, 2.0, 3.0])
+    parameter = nn.Parameter(server["0.weight"].clone())
+    optimizer = torch.optim.SGD([parameter], lr=1.0, momentum=momentum)
+    velocity: State = {}
+    for _ in range(5):
+        new = state(rng.normal(size=3).tolist(), tracked=3)
+        parameter.grad = parameter.detach() - new["0.weight"]
+        optimizer.step()
+        server, velocity = with_momentum(
+            server, new, velocity, momentum=momentum, moved=["0.weight"], split=ALL_SHARED, before=ALL_SHARED
+        )
+        torch.testing.assert_close(server["0.weight"], parameter.detach(), rtol=1e-4, atol=1e-4)
+        assert server["1.num_batches_tracked"] == 3  # a statistic is no weight
+        assert velocity.keys() == {"0.weight"}
+
+
+def test_only_what_goes_on_being_shared_has_momentum() -> None:
+    """Of three elements the first stays shared, the second becomes shared, the third becomes personal."""
+    before, split = masked(True, False, True), masked(True, True, False)
+    old, new = state([1.0, 2.0, 3.0], bias=1.0), state([2.0, 8.0, 3.0], bias=1.0)
+    velocity = {"0.weight": torch.tensor([[4.0], [4.0], [4.0]])}
+    server, kept = with_momentum(
+        old, new, velocity, momentum=0.5, moved=["0.weight", "0.bias"], split=split, before=before
+    )
+    assert server["0.weight"].flatten().tolist() == [4, 8, 3]  # 1 + (1 + 4 / 2); as it came; where it stood
+    assert kept["0.weight"].flatten().tolist() == [3, 0, 0]
+    assert kept["0.bias"].tolist() == [0, 0, 0]
+    whole = Split(split.shapes, frozenset({"0.weight"}))
+    server, kept = with_momentum(old, new, velocity, momentum=0.5, moved=["0.weight"], split=whole, before=whole)
+    assert server["0.weight"].equal(new["0.weight"])
+    assert not kept

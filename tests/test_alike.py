@@ -29,7 +29,7 @@ GROUPS = [
         "fedfac-plus:warmup=1:pull=0",
         "fedfac-plus:warmup=1:prior=0",
         "fedfac-plus:warmup=1:average=0:refresh_epochs=0",
-        "fedfac:head=copy:warmup=1:decay=0.9:hysteresis=0.1",
+        "fedfac:head=copy:warmup=1:decay=0.9:hysteresis=0.1:server_momentum=0.5",
     ],
     ["fedfac-plus:warmup=1:head=shared", "fedfac-plus:warmup=1:head=shared:refresh_epochs=0"],
 ]
@@ -66,6 +66,7 @@ def same_run(cell: Cell, folder: Path) -> None:
     assert b is not None
     assert same(a.server, b.server)
     assert same(a.averaged, b.averaged)
+    assert same(a.velocity, b.velocity)
     assert same(a.memory, b.memory)
     for client in range(6):
         mine, theirs = one.get(client), other.get(client)

@@ -105,7 +105,7 @@ def test_what_trials_train_on() -> None:
 def test_a_session_that_goes_on_from_the_trunk_is_the_one_that_warmed_up() -> None:
     settings = Settings(rounds=5, cohort=5, evaluate_every=9, stack=False)
     local = Local(**LOCAL)
-    method = methods.fedfac_plus(warmup=3)
+    method = methods.fedfac_plus(warmup=3, server_momentum=0)
     with Session(mlp(), federation("contradictory"), method, local, settings) as straight:
         while not straight.finished:
             straight.step()
@@ -274,7 +274,7 @@ def test_the_short_list() -> None:
         ),
         (
             {"candidates": [methods.fedavg(), methods.fedavg()]},
-            "candidates has fedavg(eta_g=1.0) twice: give each method once",
+            "candidates has fedavg(server_momentum=0.0, eta_g=1.0) twice: give each method once",
         ),
     ],
 )

@@ -32,6 +32,7 @@ OFF: dict[str, Any] = {
     "average": 0,
     "pull": 0,
     "statistics": 0,
+    "server_momentum": 0,
 }
 
 
@@ -57,7 +58,7 @@ def test_with_every_switch_off_it_is_fedfac(schedule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "switch", ["warmup", "decay", "hysteresis", "refresh_epochs", "prior", "average", "statistics"]
+    "switch", ["warmup", "decay", "hysteresis", "refresh_epochs", "prior", "average", "statistics", "server_momentum"]
 )
 def test_no_switch_at_zero_does_anything_and_each_of_them_does_something(switch: str) -> None:
     on: dict[str, Any] = {
@@ -68,6 +69,7 @@ def test_no_switch_at_zero_does_anything_and_each_of_them_does_something(switch:
         "prior": 1.0,
         "average": 0.5,
         "statistics": 0.5,
+        "server_momentum": 0.5,
     }
     rest: dict[str, Any] = {"layers": [1, 2], "on": "updates"}  # with which elements change sides in a short run
     plain = trained(methods.fedfac(**rest))
@@ -77,7 +79,9 @@ def test_no_switch_at_zero_does_anything_and_each_of_them_does_something(switch:
 
 @pytest.mark.parametrize("head", ["shared", "personal", "split", "copy"])
 def test_a_warm_up_that_never_ends_is_fedavg(head: str) -> None:
-    fedavg = trained(methods.fedavg())
+    """With momentum it is FedAvg with momentum."""
+    fedavg, slow = (trained(methods.fedavg(server_momentum=momentum)) for momentum in (0.0, 0.5))
+    assert not equal(fedavg, slow)
     everything: dict[str, Any] = {
         "head": head,
         "decay": 0.9,
@@ -87,10 +91,10 @@ def test_a_warm_up_that_never_ends_is_fedavg(head: str) -> None:
         "average": 0,
         "statistics": 0,
     }
-    for rounds in (4, 9):
-        warm = trained(methods.fedfac_plus(layers=[1], warmup=rounds, **everything))
-        assert equal(warm, fedavg)
-        assert [r["test"] for r in warm.records] == [r["test"] for r in fedavg.records]
+    for rounds, momentum, wanted in ((4, 0, fedavg), (9, 0, fedavg), (9, 0.5, slow)):
+        warm = trained(methods.fedfac_plus(layers=[1], warmup=rounds, server_momentum=momentum, **everything))
+        assert equal(warm, wanted)
+        assert [r["test"] for r in warm.records] == [r["test"] for r in wanted.records]
         assert warm.splits == fedavg.splits
 
 

@@ -6,7 +6,7 @@ element, also while the element is personal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -44,6 +44,36 @@ def aggregate(server: State, sums: Sums, split: Split, *, before: Split, rate: f
             mean = moved
         new[name] = (mean if old.is_floating_point() else mean.round()).to(old.dtype)
     return split.compose(new, split.personal(server))
+
+
+@torch.no_grad()
+def with_momentum(
+    old: State, new: State, velocity: State, *, momentum: float, moved: Iterable[str], split: Split, before: Split
+) -> tuple[State, State]:
+    """The server's step from ``old`` to ``new``, and ``momentum`` times the step before it: v ← βv + Δ, W ← W + v.
+
+    With few clients a round, each round sees other data; a step that goes on for a while sees more of it (FedAvgM,
+    Hsu et al. 2019). Returns the state and v. Only the tensors in ``moved`` have a v (statistics are no weights), and
+    only elements that were shared before as well: a personal one stands still at the server, one that has just become
+    shared begins here.
+    """
+    state, kept = dict(new), {}
+    for name in moved:
+        if name in split.personal_tensors:
+            continue
+        step = new[name] - old[name]
+        if name in velocity:
+            step = step.add(velocity[name], alpha=momentum)
+        state[name] = old[name] + step
+        if name in split.owners:
+            goes_on = split.mask(name)
+            if name in before.owners:
+                goes_on &= before.mask(name)
+            goes_on = goes_on.to(step.device)
+            state[name] = torch.where(goes_on, state[name], new[name])
+            step = step * goes_on
+        kept[name] = step
+    return state, kept
 
 
 @torch.no_grad()

@@ -179,6 +179,7 @@ class Method:
     name: str
     plan: Callable[[Anatomy], Plan]
     server_rate: float = 1.0  # η_g
+    server_momentum: float = 0.0  # how much of the server's last step it takes once more
     wrap: Callable[[nn.Module], nn.Module] | None = None  # a method that needs more than one copy of the model
     options: Mapping[str, Any] = field(default_factory=dict)  # for the record
     predicts: frozenset[str] = frozenset()  # options that change what clients predict with, and no number of a training
@@ -187,6 +188,8 @@ class Method:
     def __post_init__(self) -> None:
         if not 0 < self.server_rate < float("inf"):
             raise ConfigError(f"eta_g is {self.server_rate}; the server's rate is a positive number, usually 1")
+        if not 0 <= self.server_momentum < 1:
+            raise ConfigError(f"server_momentum is {self.server_momentum}; it is a number from 0 (off) to below 1")
 
     def describe(self) -> dict[str, Any]:
         """Name and options, for the record of a run."""
@@ -201,7 +204,8 @@ class Method:
         True
         """
         options = {name: value for name, value in self.options.items() if name not in self.predicts}
-        return json.dumps([self.trains_as or self.name, self.server_rate, options], sort_keys=True, default=repr)
+        server = self.server_rate, self.server_momentum
+        return json.dumps([self.trains_as or self.name, server, options], sort_keys=True, default=repr)
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.options.items())})"

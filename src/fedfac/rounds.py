@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedfac import evaluate
-from fedfac.aggregate import aggregate, running_mean
+from fedfac.aggregate import aggregate, running_mean, with_momentum
 from fedfac.anatomy import Anatomy
 from fedfac.data.federation import Federation, are_numbers
 from fedfac.engine.lanes import LaneEngine, pick_device, pick_lanes
@@ -225,6 +225,7 @@ class Session:
         self.split = self.plan.split_in(0)
         self.memory: Memory = {}  # what the rule remembers from round to round
         self.averaged: State = {}
+        self.velocity: State = {}
         self.next_round = min(self.plan.first_decision, 1)
         self.last: tuple[Decision | None, dict[str, float]] = None, {}  # of the last round: what was decided, seconds
         try:
@@ -347,6 +348,7 @@ class Session:
                 timing=clock.seconds,
                 memory=self.memory,
                 averaged=self.averaged,
+                velocity=self.velocity,
                 put_off=like is not None and not test,
             )
         self.records.append(record)
@@ -375,7 +377,18 @@ class Session:
         if number > 0:
             total = self.engine.collect(self.split)
             record["left_out"] |= {self.federation.names[client]: why for client, why in total.missing.items()}
-            self.server = aggregate(self.server, total, self.split, before=before, rate=self.method.server_rate)
+            old = self.server
+            self.server = aggregate(old, total, self.split, before=before, rate=self.method.server_rate)
+            if self.method.server_momentum:
+                self.server, self.velocity = with_momentum(
+                    old,
+                    self.server,
+                    self.velocity,
+                    momentum=self.method.server_momentum,
+                    moved=[name for name, _ in self.template.named_parameters()],
+                    split=self.split,
+                    before=before,
+                )
             self._average(number)
             self.engine.keep(self.split)
             clock.lap("aggregate")
@@ -392,7 +405,7 @@ class Session:
             raise ConfigError(f"{self.method.name} cannot repeat round {done['round']} of {like.method.name}")
         record |= {key: done[key] for key in TRAINING if key in done}
         self.split = self.plan.split_in(number, like.split.masks)
-        self.memory = like.memory
+        self.memory, self.velocity = like.memory, like.velocity
         self.server = {name: like.server.get(name, tensor) for name, tensor in self.server.items()}
         if number > 0:
             self._average(number)
@@ -450,6 +463,7 @@ class Session:
             return
         self.server = {name: t.to(self.server[name].device) for name, t in saved.server.items()}
         self.averaged = {name: t.to(self.server[name].device) for name, t in saved.averaged.items()}
+        self.velocity = {name: t.to(self.server[name].device) for name, t in saved.velocity.items()}
         self.split, self.memory = self.plan.split_in(saved.round, saved.masks), saved.memory
         self.records, self.masks = self.run.records(), dict(self.run.masks())
         self.client_table = self.run.clients()

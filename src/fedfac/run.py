@@ -46,7 +46,7 @@ CREATE TABLE evaluation (id INTEGER PRIMARY KEY CHECK (id = 0), round INTEGER NO
 _MEMORY = """
 CREATE TABLE IF NOT EXISTS memory (id INTEGER PRIMARY KEY CHECK (id = 0), data BLOB NOT NULL, digest TEXT NOT NULL)
 """
-AVERAGED = "averaged//"  # in the memory, names of rules are LAYER/WHAT
+AVERAGED, VELOCITY = "averaged//", "velocity//"  # in the memory, names of rules are LAYER/WHAT
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Checkpoint:
     masks: Mapping[str, tuple[bool, ...]]
     memory: State  # what the rule remembers
     averaged: State  # the mean over rounds, if the method predicts with one
+    velocity: State  # the server's last step, if it has momentum
 
     @property
     def shown(self) -> State:
@@ -174,6 +175,7 @@ class RunDirectory:
         timing: Mapping[str, float],
         memory: Mapping[str, Tensor] | None = None,
         averaged: Mapping[str, Tensor] | None = None,
+        velocity: Mapping[str, Tensor] | None = None,
         put_off: bool = False,
     ) -> None:
         """Make a round whole: all of it is written, in the background, or none of it.
@@ -185,7 +187,9 @@ class RunDirectory:
         rounded = {layer: [round(v, 6) for v in values] for layer, values in scores.items()}
         texts = tuple(json.dumps(value) for value in (record, masks, rounded))  # now: the caller's values may change
         number, tested = record["round"], None if clients is None else json.dumps(clients)
-        remembered = {**(memory or {}), **{f"{AVERAGED}{name}": t for name, t in (averaged or {}).items()}}
+        remembered = dict(memory or {})
+        for kind, state in ((AVERAGED, averaged), (VELOCITY, velocity)):
+            remembered |= {f"{kind}{name}": tensor for name, tensor in (state or {}).items()}
         times = json.dumps({"round": number, **timing})
         self._rounds.append(_Round(number, texts, tested, times, server, remembered))
         self._put_off, self._waiting = {**self._put_off, **self._waiting}, {}
@@ -254,10 +258,14 @@ class RunDirectory:
         blob = self._one("SELECT data, digest FROM server")
         if blob is None:
             raise self._damaged("it has rounds but no server state")
-        memory, averaged = self._memory(), {}
-        for name in [name for name in memory if name.startswith(AVERAGED)]:
-            averaged[name.removeprefix(AVERAGED)] = memory.pop(name)
-        return Checkpoint(row[0], self._state("the server's state", *blob), _masks(row[1]), memory, averaged)
+        memory = self._memory()
+        averaged: State = {}
+        velocity: State = {}
+        for kind, state in ((AVERAGED, averaged), (VELOCITY, velocity)):
+            for name in [name for name in memory if name.startswith(kind)]:
+                state[name.removeprefix(kind)] = memory.pop(name)
+        server = self._state("the server's state", *blob)
+        return Checkpoint(row[0], server, _masks(row[1]), memory, averaged, velocity)
 
     def _memory(self) -> State:
         if self._one("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'memory'") is None:

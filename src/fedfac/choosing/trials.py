@@ -92,7 +92,7 @@ def stand_in(method: Method, *, trunk: int, alone: int) -> Method:
         caught_up = (*counts, *(Phase(trains=PERSONAL),) * CATCH_UP) if asked.split.kept else asked.refresh
         return replace(asked, warmup=trunk, probe_all=False, refresh=caught_up)
 
-    return replace(method, plan=plan)
+    return replace(method, plan=plan, server_momentum=0.0)  # a few rounds cannot show what it is worth
 
 
 @dataclass(eq=False)

@@ -116,8 +116,10 @@ class LaneEngine:
         for lane in self._lanes:
             self._free.put(lane)
         self._threads_before = torch.get_num_threads()
+        # small models lose by more, sums must not depend on the machine, and a small eigenproblem that is split among
+        # the threads of a busy machine takes a hundred times as long
+        torch.set_num_threads(1)
         if self.device.type == "cpu":
-            torch.set_num_threads(1)  # small models lose by more, and sums must not depend on the machine
             keep_freed_memory()
         self._switches = ExitStack()
         self._switches.enter_context(self.numerics.backend())

@@ -20,14 +20,17 @@ from fedfac.method import Method, Phase, Plan, Step, at_least_one, supervised
 from fedfac.split import Split
 
 
-def fedavg(*, eta_g: float = 1.0) -> Method:
-    """One global model: W ← W + η_g (Σ n_k W_k / Σ n_k − W). A newcomer gets the global model."""
-    return _global("fedavg", Phase(), eta_g, {})
+def fedavg(*, eta_g: float = 1.0, server_momentum: float = 0.0) -> Method:
+    """One global model: W ← W + η_g (Σ n_k W_k / Σ n_k − W). A newcomer gets the global model.
+
+    With ``server_momentum`` it is FedAvgM (Hsu et al. 2019).
+    """
+    return _global("fedavg", Phase(), eta_g, {"server_momentum": server_momentum})
 
 
-def fedavg_plus(*, finetune_epochs: int | None = None, eta_g: float = 1.0) -> Method:
+def fedavg_plus(*, finetune_epochs: int | None = None, eta_g: float = 1.0, server_momentum: float = 0.0) -> Method:
     """FedAvg whose global model each client fine-tunes (by default for the run's local epochs) to predict."""
-    return _finetuned("fedavg+", Phase(), finetune_epochs, eta_g, {})
+    return _finetuned("fedavg+", Phase(), finetune_epochs, eta_g, {"server_momentum": server_momentum})
 
 
 def fedprox(*, mu: float = 0.01, eta_g: float = 1.0) -> Method:
@@ -69,6 +72,7 @@ def _global(name: str, phase: Phase, eta_g: float, options: dict[str, Any]) -> M
         name=name,
         plan=lambda anatomy: Plan(split=Split.of(anatomy), phases=(phase,)),
         server_rate=eta_g,
+        server_momentum=options.get("server_momentum", 0.0),
         options={**options, "eta_g": eta_g},
     )
 
@@ -80,6 +84,7 @@ def _finetuned(name: str, phase: Phase, epochs: int | None, eta_g: float, option
         name=name,
         plan=lambda anatomy: Plan(split=Split.of(anatomy), phases=(phase,), refresh=tuning, newcomer=tuning),
         server_rate=eta_g,
+        server_momentum=options.get("server_momentum", 0.0),
         options={**options, "finetune_epochs": epochs, "eta_g": eta_g},
         predicts=frozenset({"finetune_epochs"}),
         trains_as=name.removesuffix("+"),

@@ -10,9 +10,10 @@ Where we differ from the paper's text, and why: the correlation comes from sums 
 mean of the cohort's weights, since a sum of updates is not defined for it; Λ may include the head.
 
 FedFac+ is FedFac with switches that the paper does not have, each of which can be turned off: a head of its own,
-rounds of warm-up, moments and masks that change slowly, class frequencies as a prior, a mean of the shared part over
-rounds, normalisation by a client's own statistics, and personal parts that are learned anew from there before a client
-predicts. All of it runs in FedFac's protocol: only sums leave a client. What each is worth: docs/fedfac-plus.md.
+rounds of warm-up, moments and masks that change slowly, a server with momentum, class frequencies as a prior, a mean of
+the shared part over rounds, normalisation by a client's own statistics, and personal parts that are learned anew from
+there before a client predicts. All of it runs in FedFac's protocol: only sums leave a client. What each is worth:
+docs/fedfac-plus.md.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def fedfac(
     average: float = 0.0,
     pull: float = 0.0,
     statistics: float = 0.0,
+    server_momentum: float = 0.0,
     probe_all: bool = False,
     eta_g: float = 1.0,
 ) -> Method:
@@ -108,6 +110,9 @@ def fedfac(
     statistics
         Normalisation: before a client predicts, the running means and variances move that share of the way to those
         of its own training samples (:mod:`fedfac.methods.own_statistics`).
+    server_momentum
+        The server takes so much of its last step once more (:func:`fedfac.aggregate.with_momentum`): with few clients
+        a round, the shared part gets further in as many rounds.
     probe_all
         Static only: let all clients train for the one factor analysis instead of one cohort.
     eta_g
@@ -135,6 +140,7 @@ def fedfac_plus(
     average: float = 0.9,
     pull: float = 0.5,
     statistics: float = 0.5,
+    server_momentum: float = 0.5,
     probe_all: bool = False,
     eta_g: float = 1.0,
 ) -> Method:
@@ -337,6 +343,7 @@ def _by_element(
     average: float = 0.0,
     pull: float = 0.0,
     statistics: float = 0.0,
+    server_momentum: float = 0.0,
     probe_all: bool = False,
 ) -> Method:
     """A method that splits the layers in Λ by a rule; values are checked now, layers with the model."""
@@ -373,12 +380,13 @@ def _by_element(
 
     recorded = {"layers": list(layers), "tau": tau, "norm": norm, "head": head, "warmup": warmup}
     recorded |= {"hysteresis": hysteresis, "refresh_epochs": refresh_epochs, "prior": prior, "average": average}
-    recorded |= {"pull": pull, "statistics": statistics, "eta_g": eta_g, **options}
+    recorded |= {"pull": pull, "statistics": statistics, "server_momentum": server_momentum, "eta_g": eta_g, **options}
     predicts = {"refresh_epochs", "average", "pull", "statistics"} | ({"prior"} if head == "copy" else set())
     method = Method(
         name=name,
         plan=plan,
         server_rate=eta_g,
+        server_momentum=server_momentum,
         options=recorded,
         predicts=frozenset(predicts),
         trains_as="fedfac" if name.startswith("fedfac") else None,

@@ -31,14 +31,15 @@ def fedper(
     prior: float = 0.0,
     average: float = 0.0,
     statistics: float = 0.0,
+    server_momentum: float = 0.0,
     eta_g: float = 1.0,
 ) -> Method:
     """The last ``personal_layers`` layers stay with the client; 0 is FedAvg.
 
     Not in the paper, and off by default: ``warmup`` rounds that share everything, ``refresh_epochs`` on the
     personal layers (of a copy) before a client predicts, class frequencies as a ``prior``
-    (:mod:`fedfac.methods.prior`), predictions with an ``average`` over rounds, and normalisation by a client's own
-    ``statistics`` (:mod:`fedfac.methods.own_statistics`): FedFac+'s switches.
+    (:mod:`fedfac.methods.prior`), predictions with an ``average`` over rounds, normalisation by a client's own
+    ``statistics`` (:mod:`fedfac.methods.own_statistics`) and a server with momentum: FedFac+'s switches.
     """
     at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
 
@@ -48,11 +49,12 @@ def fedper(
         return Plan(split=split, warmup=warmup, refresh=refresh, average=average, newcomer=(Phase(trains=PERSONAL),))
 
     options = {"personal_layers": personal_layers, "warmup": warmup, "refresh_epochs": refresh_epochs, "prior": prior}
-    options |= {"average": average, "statistics": statistics}
+    options |= {"average": average, "statistics": statistics, "server_momentum": server_momentum}
     method = Method(
         name="fedper",
         plan=plan,
         server_rate=eta_g,
+        server_momentum=server_momentum,
         options={**options, "eta_g": eta_g},
         predicts=frozenset({"refresh_epochs", "average", "statistics"}),
     )
