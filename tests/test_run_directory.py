@@ -18,6 +18,7 @@ from fedfac import methods
 from fedfac.conformance import small_federation, small_model
 from fedfac.errors import ModelError, RunError
 from fedfac.run import RunDirectory
+from fedfac.split import Split
 from fedfac.state import references, same
 
 
@@ -286,3 +287,78 @@ def test_a_start_that_was_killed_before_it_had_a_config_can_be_started_again(tmp
     (tmp_path / "run" / "lock").touch()
     (tmp_path / "run" / "state.sqlite").write_bytes(b"half")
     assert run(tmp_path / "run", rounds=1).finished
+
+
+# --- rounds that are put off -----------------------------------------------------------------------------------------
+
+
+def new_directory(path: Path) -> RunDirectory:
+    return RunDirectory.create(path, {"rounds": 9, "settings": {}})
+
+
+def commit(directory: RunDirectory, number: int, **options: Any) -> None:
+    directory.put(0, {"own": torch.full((2,), float(number))})
+    if number == 2:
+        directory.put(1, {"own": torch.full((2,), 20.0)})
+    directory.commit(
+        {"round": number},
+        {"w": torch.full((3,), float(number))},
+        Split({"w": (3,)}),
+        scores={},
+        clients=[{"client": "a"}] if number == 2 else None,
+        timing={"train": number / 4},
+        averaged={"w": torch.full((3,), number / 2)},
+        velocity={"w": torch.full((3,), number / 8)},
+        **options,
+    )
+
+
+def test_rounds_that_are_put_off_come_with_the_next_one_or_not_at_all(tmp_path: Path) -> None:
+    directory = new_directory(tmp_path / "run")
+    commit(directory, 1)
+    commit(directory, 2, put_off=True)
+    commit(directory, 3, put_off=True)
+    on_disk = RunDirectory.read(tmp_path / "run")
+    directory._wait()
+    assert [record["round"] for record in on_disk.records()] == [1]  # what a kill would leave
+    for client, value in ((0, 3.0), (1, 20.0)):  # but the run itself sees them
+        own = directory.get(client)
+        assert own is not None
+        assert own["own"].tolist() == [value] * 2
+    commit(directory, 4)
+    directory.close()
+    found = RunDirectory.read(tmp_path / "run")
+    assert [record["round"] for record in found.records()] == [1, 2, 3, 4]
+    assert found.clients() == [{"client": "a"}]
+    last = found.checkpoint()
+    assert last is not None
+    assert (last.round, last.server["w"][0], last.averaged["w"][0], last.velocity["w"][0]) == (4, 4, 2, 0.5)
+    assert [json.loads(line)["round"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()] == [
+        1,
+        2,
+        3,
+        4,
+    ]
+    assert len((tmp_path / "run/timing.jsonl").read_text().splitlines()) == 4
+    RunDirectory.resume(tmp_path / "run", rounds=9).close()
+
+
+def test_closing_writes_what_was_put_off(tmp_path: Path) -> None:
+    directory = new_directory(tmp_path / "run")
+    for number in (1, 2):
+        commit(directory, number, put_off=True)
+    directory.close()
+    assert [record["round"] for record in RunDirectory.read(tmp_path / "run").records()] == [1, 2]
+
+
+def test_no_round_is_written_after_one_that_could_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = new_directory(tmp_path / "run")
+    commit(directory, 1)
+    directory.flush()
+    with monkeypatch.context() as full:
+        full.setattr(RunDirectory, "_begin", lambda self: (_ for _ in ()).throw(OSError("no space left")))
+        commit(directory, 2)
+        with pytest.raises(OSError, match="no space left"):
+            commit(directory, 3)
+    directory.close()
+    assert [record["round"] for record in RunDirectory.read(tmp_path / "run").records()] == [1]
