@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -79,6 +81,58 @@ def test_a_round_is_written_behind_and_read_at_once(tmp_path: Path, monkeypatch:
     assert [r["round"] for r in RunDirectory.read(tmp_path / "r").records()] == [1]
 
 
+def test_training_does_not_wait_for_the_writer_but_for_too_many_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory.create(tmp_path / "r", {"rounds": 9})
+    held = threading.Event()
+    writes: list[list[int]] = []
+    usually = RunDirectory._write
+
+    def slow(self: RunDirectory, rounds: Any, *rest: Any) -> None:
+        assert held.wait(60)
+        writes.append([done.number for done in rounds])
+        usually(self, rounds, *rest)
+
+    monkeypatch.setattr(RunDirectory, "_write", slow)
+    for number in range(1, runs.MOST + 1):
+        run.put(7, state(number))
+        commit(run, number)
+    mine = run.get(7)
+    assert bitwise(mine or {}, state(runs.MOST))
+    last = threading.Thread(target=commit, args=(run, runs.MOST + 1))  # one too many: it waits
+    last.start()
+    last.join(0.3)
+    assert last.is_alive()
+    held.set()
+    last.join(60)
+    run.close()
+    assert writes == [[1], list(range(2, runs.MOST + 2))]
+    left = RunDirectory.read(tmp_path / "r")
+    assert [r["round"] for r in left.records()] == list(range(1, runs.MOST + 2))
+    theirs = left.get(7)
+    assert bitwise(theirs or {}, state(runs.MOST))
+
+
+def test_over_a_network_no_more_than_one_round_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDirectory.create(tmp_path / "r", {"rounds": 9})
+    run.most = 1
+    writes: list[int] = []
+    usually = RunDirectory._write
+
+    def slow(self: RunDirectory, rounds: Any, *rest: Any) -> None:
+        time.sleep(0.05)
+        usually(self, rounds, *rest)
+        writes.append(len(rounds))
+
+    monkeypatch.setattr(RunDirectory, "_write", slow)
+    for number in range(1, 5):
+        commit(run, number)
+        assert len(writes) >= number - 1
+    run.close()
+    assert writes == [1, 1, 1, 1]
+
+
 def test_a_failed_write_is_said_and_leaves_the_last_whole_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,8 +147,9 @@ def test_a_failed_write_is_said_and_leaves_the_last_whole_round(
     monkeypatch.setattr(runs, "digest", full)
     run.put(1, state(2))
     commit(run, 2)
-    with pytest.raises(RunError, match="the disk is full"):
+    with pytest.raises(RunError, match="the disk is full"):  # noqa: PT012 (the writer may be busy at the first one)
         commit(run, 3)
+        run.flush()
     run.close()
     monkeypatch.undo()
     left = RunDirectory.read(tmp_path / "r")

@@ -218,6 +218,8 @@ class Session:
             )
         self.about = self._about(metrics)
         self.run = self._open_run(start)
+        if self.run is not None and self._remote:
+            self.run.most = 1  # a node keeps what it had in the last rounds only: the server must not be further behind
         self.records: list[Record] = []
         self.masks: dict[int, Mapping[str, tuple[bool, ...]]] = {}
         self.client_table: list[dict[str, Any]] = []

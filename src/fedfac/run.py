@@ -6,9 +6,9 @@
     timing.jsonl    seconds, kept apart because they differ from run to run
     state.sqlite    records, splits, the server's state, what the rule remembers, every client's personal state
 
-A round is one transaction of ``state.sqlite``: a kill at any moment leaves the last whole round. It is written by a
-thread of its own while the next round trains; one round at most waits to be written. Rounds that are quickly done
-again (those that only repeat another run's) may be put off, and share the transaction of a later one.
+A round is one transaction of ``state.sqlite``: a kill at any moment leaves a whole round. It is written by a thread of
+its own while the next rounds train. Training does not wait for it: rounds that end while it is busy are put off and
+share the next transaction (``MOST`` of them at most), so a kill costs no more than what trained during one writing.
 ``metrics.jsonl`` is written from it. Tensors are safetensors bytes with a checksum; there is no pickle. One
 process at a time may write (an operating-system lock, which dies with its process).
 """
@@ -34,6 +34,8 @@ from fedfac.split import Split, mask_of, mask_text
 from fedfac.state import State, digest, from_bytes, to_bytes
 
 FORMAT = 1
+MOST = 8  # rounds that may wait to be written
+_PAGE = 1 << 15  # bytes: states are large, runs need not be
 _SCHEMA = """
 CREATE TABLE rounds (
     round INTEGER PRIMARY KEY, record TEXT NOT NULL, masks TEXT NOT NULL, scores TEXT NOT NULL, digest TEXT NOT NULL
@@ -68,14 +70,12 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class _Round:
-    """What is written of a round, but for the clients' states."""
+    """What is written of every round: text. Of states only the last ones count."""
 
     number: int
     texts: tuple[str, ...]  # its record, masks and scores
     tested: str | None
     times: str
-    server: State
-    memory: State
 
 
 class RunDirectory:
@@ -90,6 +90,8 @@ class RunDirectory:
         self._put_off: dict[int, State] = {}  # those of rounds that are put off
         self._leaving: dict[int, State] = {}  # those of the rounds that are being written
         self._rounds: list[_Round] = []  # what is put off
+        self._state_of_server: tuple[State, State] = {}, {}  # and what the rule remembers, of the last round
+        self.most = MOST  # rounds that may be put off because the writer is busy
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="fedfac-writer")
         self._written: Future[None] | None = None
 
@@ -104,6 +106,7 @@ class RunDirectory:
             for leftover in path.glob("state.sqlite*"):  # a start that was killed before it had a config
                 leftover.unlink()
             with contextlib.closing(sqlite3.connect(path / "state.sqlite")) as db:
+                db.execute(f"PRAGMA page_size={_PAGE}")
                 db.executescript(_SCHEMA)
             if partition is not None:
                 atomic_write(path / "partition.json", partition + "\n")
@@ -180,8 +183,8 @@ class RunDirectory:
     ) -> None:
         """Make a round whole: all of it is written, in the background, or none of it.
 
-        It is on disk when the next commit or :meth:`flush` returns; an error of the writing is raised there. If it is
-        ``put_off``, it is written together with the next one that is not.
+        It is on disk when :meth:`flush` returns; an error of the writing is raised there, or by a later commit. A round
+        that is ``put_off`` is written together with the next one that is not.
         """
         masks = {layer: mask_text(mask) for layer, mask in split.masks.items()}
         rounded = {layer: [round(v, 6) for v in values] for layer, values in scores.items()}
@@ -191,9 +194,11 @@ class RunDirectory:
         for kind, state in ((AVERAGED, averaged), (VELOCITY, velocity)):
             remembered |= {f"{kind}{name}": tensor for name, tensor in (state or {}).items()}
         times = json.dumps({"round": number, **timing})
-        self._rounds.append(_Round(number, texts, tested, times, server, remembered))
+        self._rounds.append(_Round(number, texts, tested, times))
+        self._state_of_server = server, remembered
         self._put_off, self._waiting = {**self._put_off, **self._waiting}, {}
-        if not put_off:
+        busy = self._written is not None and not self._written.done()
+        if not put_off and (not busy or len(self._rounds) >= self.most):
             self._hand_over()
 
     def _hand_over(self) -> None:
@@ -202,7 +207,7 @@ class RunDirectory:
         if self._rounds:
             rounds, self._rounds = self._rounds, []
             self._leaving, self._put_off = self._put_off, {}
-            self._written = self._writer.submit(self._write, rounds, self._leaving)
+            self._written = self._writer.submit(self._write, rounds, *self._state_of_server, self._leaving)
 
     def _wait(self) -> None:
         if self._written is not None:
@@ -219,10 +224,9 @@ class RunDirectory:
         self._hand_over()
         self._wait()
 
-    def _write(self, rounds: Sequence[_Round], personal: Mapping[int, State]) -> None:
+    def _write(self, rounds: Sequence[_Round], server: State, memory: State, personal: Mapping[int, State]) -> None:
         """Rounds as one transaction, and then their lines."""
-        last = rounds[-1]
-        data = to_bytes(last.server)
+        data = to_bytes(server)
         self._begin()
         for client, state in personal.items():
             own = to_bytes(state)
@@ -234,8 +238,8 @@ class RunDirectory:
             if done.tested is not None:
                 self._execute("INSERT OR REPLACE INTO evaluation VALUES (0, ?, ?)", (done.number, done.tested))
         self._execute("INSERT OR REPLACE INTO server VALUES (0, ?, ?)", (data, digest(data)))
-        if last.memory:
-            kept = to_bytes(last.memory)
+        if memory:
+            kept = to_bytes(memory)
             self._execute(_MEMORY)
             self._execute("INSERT OR REPLACE INTO memory VALUES (0, ?, ?)", (kept, digest(kept)))
         self._execute("COMMIT")
