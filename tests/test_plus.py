@@ -264,3 +264,26 @@ def test_switches_have_their_ranges(options: dict[str, Any], text: str) -> None:
     assert message(ConfigError, lambda: methods.fedfac_plus(**options)) == text
     if "warmup" in options and "probe_all" not in options:
         assert message(ConfigError, lambda: methods.fedper(**options)) == text
+
+
+@pytest.mark.parametrize("head", ["copy", "personal"])
+def test_without_a_split_it_does_not_matter_which_layers_are_not_split(head: str) -> None:
+    """A normalisation of which nothing is personal is frozen in a refresh, whether or not its layer is in Λ."""
+    rest: dict[str, Any] = {**OFF, "head": head, "tau": 0, "warmup": 1, "refresh_epochs": 2}
+    runs = [trained(methods.fedfac_plus(layers=layers, **rest)) for layers in ([1], [2], [1, 2])]
+    plain = trained(methods.fedper(warmup=1, refresh_epochs=2))
+    for run in runs:
+        assert equal(run, runs[0])
+        assert [r["test"] for r in run.records] == [r["test"] for r in runs[0].records]
+        if head == "personal":
+            assert [r["test"] for r in run.records] == [r["test"] for r in plain.records]
+
+
+def test_what_is_trained_of_a_mixed_split() -> None:
+    anatomy = Anatomy.of(small_model())
+    split = Split.of(anatomy, layers=anatomy.select([1, 2]), personal=anatomy.last(1))
+    assert split.own == anatomy.last(1) < split.kept
+    masks = {anatomy.layer(1).name: [True] * 5 + [False]}
+    assert split.with_masks(masks).own == anatomy.last(1) | {
+        name for name, (layer, _) in split.owners.items() if layer == anatomy.layer(1).name
+    }

@@ -123,6 +123,16 @@ class Split:
         """The tensors that a client keeps: every one that is not shared as a whole, and copies of some that are."""
         return self.personal_tensors | self.owners.keys() | self.copies.keys()
 
+    @cached_property
+    def own(self) -> frozenset[str]:
+        """The tensors of which some numbers are a client's own: of those that are decided by element, not all are."""
+        mixed = {
+            tensor
+            for tensor, (layer, rows) in self.owners.items()
+            if not all(self.masks[layer][rows.first : rows.first + rows.count])
+        }
+        return self.personal_tensors | self.copies.keys() | mixed
+
     def mask(self, tensor: str) -> Tensor:
         """True where the tensor's numbers are shared, in the tensor's full shape."""
         if tensor in self.owners:

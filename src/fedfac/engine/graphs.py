@@ -120,7 +120,7 @@ class Recorder:
 
 
 class GraphSteps:
-    """A lane's way to take steps: replays. One :class:`_Slot` for every phase."""
+    """A lane's way to take steps: replays. One :class:`_Slot` for every phase, and for every set of tensors in it."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -131,7 +131,7 @@ class GraphSteps:
         """Take the steps of a phase."""
         if id(work.phase) in self._refused or not _capturable(work):
             return eager(work, batches)
-        key = (id(work.phase), work.data.augment)
+        key = (id(work.phase), work.data.augment, work.trains)
         slot = self._slots.get(key)
         if slot is None or not slot.fits(work, batches):
             slot = self._slots[key] = _Slot(self.recorder, work, batches)

@@ -98,7 +98,7 @@ def train_clients(
     for number, phase in numbered(phases):
         if phase.before is not None:
             _prepare(model, phase.before, clients, state, local.loss)
-        trains = split.kept if phase.trains == PERSONAL else phase.trains
+        trains = split.own if phase.trains == PERSONAL else phase.trains
         chosen = [name for name in trainable if trains is None or name in trains]
         epochs = local.epochs if phase.epochs is None else phase.epochs
         if not chosen or not epochs:
