@@ -15,11 +15,13 @@ from fedfac import methods
 from fedfac.anatomy import Anatomy
 from fedfac.conformance import small_federation, small_model
 from fedfac.errors import ConfigError
-from fedfac.method import Method, check_method
+from fedfac.method import PERSONAL, Method, Phase, check_method
 from fedfac.moments import Moments
+from fedfac.noise import silent
 from fedfac.rules import Asked, FactorRule, Threshold, decide
 from fedfac.split import Split
-from fedfac.state import references, same
+from fedfac.state import references, same, state_of
+from fedfac.training import Local, train_client
 
 HALF = Threshold.parse("50%")
 OFF: dict[str, Any] = {
@@ -279,11 +281,36 @@ def test_without_a_split_it_does_not_matter_which_layers_are_not_split(head: str
             assert [r["test"] for r in run.records] == [r["test"] for r in plain.records]
 
 
-def test_what_is_trained_of_a_mixed_split() -> None:
+def test_a_refresh_trains_what_is_personal_and_nothing_else_moves() -> None:
+    """Of a layer that is split, not even the statistics: what is shared would see other inputs than it does later."""
     anatomy = Anatomy.of(small_model())
     split = Split.of(anatomy, layers=anatomy.select([1, 2]), personal=anatomy.last(1))
-    assert split.own == anatomy.last(1) < split.kept
-    masks = {anatomy.layer(1).name: [True] * 5 + [False]}
-    assert split.with_masks(masks).own == anatomy.last(1) | {
-        name for name, (layer, _) in split.owners.items() if layer == anatomy.layer(1).name
-    }
+    first = anatomy.layer(1).name
+    cases = {"none": [True] * 6, "some": [True, False] * 3, "all": [False] * 6}
+    for case, mask in cases.items():
+        now = split.with_masks({first: mask})
+        model = small_model()
+        state, before = references(model), state_of(model)
+        train_client(
+            model,
+            state,
+            small_federation().client(0),
+            [Phase(trains=PERSONAL, epochs=2)],
+            Local(batch_size=8),
+            received=before,
+            split=now,
+            seeded=silent,
+            seed=0,
+            round=1,
+            client=0,
+        )
+        moved = {name for name, tensor in state.items() if not torch.equal(tensor, before[name])}
+        weights = {f"{first}.weight", f"{first}.bias", "1.weight", "1.bias"}
+        statistics = {"1.running_mean", "1.running_var"}
+        assert moved == anatomy.last(1) | {"none": set(), "some": weights, "all": weights | statistics}[case]
+        for name in moved & now.owners.keys():
+            shared = now.mask(name)
+            assert torch.equal(state[name][shared], before[name][shared])
+        assert now.own - now.mixed == anatomy.last(1) | (
+            {name for name, (layer, _) in now.owners.items() if layer == first} if case == "all" else set()
+        )

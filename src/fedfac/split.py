@@ -126,12 +126,17 @@ class Split:
     @cached_property
     def own(self) -> frozenset[str]:
         """The tensors of which some numbers are a client's own: of those that are decided by element, not all are."""
-        mixed = {
-            tensor
-            for tensor, (layer, rows) in self.owners.items()
-            if not all(self.masks[layer][rows.first : rows.first + rows.count])
-        }
-        return self.personal_tensors | self.copies.keys() | mixed
+        return self.personal_tensors | self.copies.keys() | {name for name in self.owners if not all(self._sides(name))}
+
+    @cached_property
+    def mixed(self) -> frozenset[str]:
+        """The tensors of which some numbers are shared and some personal."""
+        return frozenset(name for name in self.owners if len(set(self._sides(name))) > 1)
+
+    def _sides(self, tensor: str) -> Mask:
+        """On which side the elements are that own the tensor's numbers."""
+        layer, rows = self.owners[tensor]
+        return self.masks[layer][rows.first : rows.first + rows.count]
 
     def mask(self, tensor: str) -> Tensor:
         """True where the tensor's numbers are shared, in the tensor's full shape."""
@@ -158,9 +163,9 @@ class Split:
         key = (device, want)
         if key not in self._slices:
             found = {}
-            for tensor, (layer, rows) in self.owners.items():
+            for tensor, (_, rows) in self.owners.items():
                 if rows.groups == 1:
-                    along = self.masks[layer][rows.first : rows.first + rows.count] * rows.tiles
+                    along = self._sides(tensor) * rows.tiles
                     found[tensor] = torch.tensor([i for i, flag in enumerate(along) if flag is want], dtype=torch.int64)
             self._slices[key] = {tensor: index.to(device, non_blocking=True) for tensor, index in found.items()}
         return self._slices[key]

@@ -171,7 +171,9 @@ def train_client(
     for number, phase in numbered(phases):
         with numerics.autocast():
             context = None if phase.before is None else phase.before(Begin(model, data, local.loss))
-        trains = split.own if phase.trains == PERSONAL else phase.trains
+        trains = phase.trains
+        if trains == PERSONAL:  # statistics of which a part is shared stand still, or that part would not be frozen
+            trains = split.own - (split.mixed - trainable.keys())
         chosen = [p for name, p in trainable.items() if trains is None or name in trains]
         epochs = local.epochs if phase.epochs is None else phase.epochs
         if not chosen or not epochs:
@@ -249,8 +251,7 @@ def batches(order: npt.NDArray[np.int64], size: int) -> Iterator[Tensor]:
 
 def _held(state: State, split: Split) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Tensors of which only some elements are trained: after a step the others get their old values back."""
-    mixed = split.own & split.owners.keys()
-    return [(state[name], split.mask(name).to(state[name].device), state[name].clone()) for name in sorted(mixed)]
+    return [(state[name], split.mask(name).to(state[name].device), state[name].clone()) for name in sorted(split.mixed)]
 
 
 def _set_modes(model: nn.Module, trainable: dict[str, nn.Parameter], trains: frozenset[str] | None) -> None:
