@@ -345,7 +345,10 @@ def test_a_personal_phase_moves_every_personal_parameter_element(seed: int) -> N
     train(model, made_data(), HARD, [Phase(trains=PERSONAL)], split=split)
     after = split.personal(references(model))
     for name in before:
-        assert bool((after[name] != before[name]).all()), name
+        if name in split.mixed and "running" in name:  # what is shared of the normalisation would not be frozen
+            assert bitwise({name: after[name]}, {name: before[name]})
+        else:
+            assert bool((after[name] != before[name]).all()), name
 
 
 def test_a_personal_phase_after_a_joint_one_keeps_what_the_joint_one_learned() -> None:

@@ -97,7 +97,8 @@ class Phase:
     """Some epochs of local training on some tensors; what a phase does not train is not stepped.
 
     ``trains`` names tensors (buffers too), or is ``PERSONAL``: the numbers that the split of the moment calls
-    personal, down to single elements; or None: everything. ``epochs`` None means the run's local epochs; with 0
+    personal, down to single elements (but no statistics of a normalisation of which a part is shared: batches would
+    change what the shared part sees); or None: everything. ``epochs`` None means the run's local epochs; with 0
     only ``before`` happens. ``stacks`` promises that the objective looks at targets through ``step.loss`` only and
     at nothing but tensors, so that many clients may take the step as one; the plain objective does.
     """
