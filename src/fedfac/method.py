@@ -110,9 +110,9 @@ class Phase:
     stacks: bool = False
 
 
-def refreshed(epochs: int) -> tuple[Phase, ...]:
-    """A plan's ``refresh`` that trains what is personal, the shared part frozen; none at 0 epochs."""
-    return (Phase(trains=PERSONAL, epochs=epochs),) if epochs else ()
+def refreshed(epochs: int, trains: Literal["personal"] | None = PERSONAL) -> tuple[Phase, ...]:
+    """A plan's ``refresh`` that trains what is personal, the shared part frozen (or everything); none at 0 epochs."""
+    return (Phase(trains=trains, epochs=epochs),) if epochs else ()
 
 
 NEWCOMER_RULES = ("adapt", "ensemble")

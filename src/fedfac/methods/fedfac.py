@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from fedfac.anatomy import Anatomy, Layer, LayerKey
 from fedfac.errors import ConfigError, did_you_mean
@@ -36,6 +36,7 @@ Kappa = float | Mapping[LayerKey, float]
 LAST_HIDDEN = (-2,)
 SCHEDULES = ("dynamic", "static")
 HEADS = ("shared", "personal", "split", "copy")
+REFRESHES: dict[str, Literal["personal"] | None] = {"personal": PERSONAL, "all": None}
 # paper 3.2: LocalTrain (the personal part is trained, the shared part frozen) and Ensemble
 _NEWCOMERS: dict[str, Any] = {"newcomer": (Phase(trains=PERSONAL),), "newcomer_rules": ("adapt", "ensemble")}
 
@@ -55,6 +56,7 @@ def fedfac(
     decay: float = 0.0,
     hysteresis: float = 0.0,
     refresh_epochs: int = 0,
+    refresh: str = "personal",
     prior: float = 0.0,
     average: float = 0.0,
     pull: float = 0.0,
@@ -97,6 +99,8 @@ def fedfac(
     refresh_epochs
         Before a client predicts, a copy of its model trains its personal part for so many epochs, the shared part
         frozen: the shared part has moved since the client last trained.
+    refresh
+        What a refresh trains, and a newcomer that adapts: the ``"personal"`` part, or ``"all"``, as FedAvg+ does.
     prior
         Class frequencies: so much of log π_c is added to client c's outputs, so that weights need not learn which
         classes a client has (:mod:`fedfac.methods.prior`). With ``head="copy"`` only in prediction, as far as the
@@ -136,6 +140,7 @@ def fedfac_plus(
     decay: float = 0.9,
     hysteresis: float = 0.1,
     refresh_epochs: int = 3,
+    refresh: str = "personal",
     prior: float = 1.0,
     average: float = 0.9,
     pull: float = 0.5,
@@ -338,6 +343,7 @@ def _by_element(
     every_round: bool,
     eta_g: float,
     options: dict[str, Any],
+    refresh: str = "personal",
     hysteresis: float = 0.0,
     prior: float = 0.0,
     average: float = 0.0,
@@ -353,6 +359,8 @@ def _by_element(
         raise ConfigError(f"norm is {norm!r}. {did_you_mean(norm, NORM_OPTIONS)}")
     if head not in HEADS:
         raise ConfigError(f"head is {head!r}. {did_you_mean(head, HEADS)}")
+    if refresh not in REFRESHES:
+        raise ConfigError(f"refresh is {refresh!r}. {did_you_mean(refresh, REFRESHES)}")
     if not 0 <= pull <= 1:
         raise ConfigError(f"pull is {pull}; it is a number from 0 (not at all) to 1 (all the way to the shared head)")
     if not 0 <= hysteresis <= 1:
@@ -363,8 +371,9 @@ def _by_element(
 
     def plan(anatomy: Anatomy) -> Plan:
         split = _split_of(anatomy, layers, norm, head, pull)
-        rest: dict[str, Any] = {"warmup": warmup, "refresh": refreshed(refresh_epochs), **_NEWCOMERS}
-        rest["average"] = average
+        trains = REFRESHES[refresh]
+        rest: dict[str, Any] = {**_NEWCOMERS, "warmup": warmup, "average": average}
+        rest |= {"refresh": refreshed(refresh_epochs, trains), "newcomer": (Phase(trains=trains),)}
         chosen = tuple(layer for layer in anatomy.layers if layer.name in split.masks)
         if not chosen:
             return Plan(split=split, **rest)
@@ -379,9 +388,10 @@ def _by_element(
         )
 
     recorded = {"layers": list(layers), "tau": tau, "norm": norm, "head": head, "warmup": warmup}
-    recorded |= {"hysteresis": hysteresis, "refresh_epochs": refresh_epochs, "prior": prior, "average": average}
+    recorded |= {"hysteresis": hysteresis, "refresh_epochs": refresh_epochs, "refresh": refresh, "prior": prior}
+    recorded |= {"average": average}
     recorded |= {"pull": pull, "statistics": statistics, "server_momentum": server_momentum, "eta_g": eta_g, **options}
-    predicts = {"refresh_epochs", "average", "pull", "statistics"} | ({"prior"} if head == "copy" else set())
+    predicts = {"refresh_epochs", "refresh", "average", "pull", "statistics"} | ({"prior"} if head == "copy" else set())
     method = Method(
         name=name,
         plan=plan,
