@@ -29,7 +29,7 @@ GROUPS = [
         "fedfac-plus:warmup=1:pull=0",
         "fedfac-plus:warmup=1:prior=0",
         "fedfac-plus:warmup=1:average=0:refresh_epochs=0",
-        "fedfac:head=copy:warmup=1:decay=0.9:hysteresis=0.1:server_momentum=0.8",
+        "fedfac:head=copy:warmup=1:decay=0.9:hysteresis=0.1:server_momentum=0.5",
     ],
     ["fedfac-plus:warmup=1:head=shared", "fedfac-plus:warmup=1:head=shared:refresh_epochs=0"],
 ]

@@ -145,7 +145,7 @@ def fedfac_plus(
     average: float = 0.9,
     pull: float = 0.5,
     statistics: float = 0.5,
-    server_momentum: float = 0.8,
+    server_momentum: float = 0.5,
     probe_all: bool = False,
     eta_g: float = 1.0,
 ) -> Method:
