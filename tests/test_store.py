@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from pathlib import Path
@@ -156,3 +157,34 @@ def test_a_failed_write_is_said_and_leaves_the_last_whole_round(
     assert [r["round"] for r in left.records()] == [1]
     mine = left.get(1)
     assert bitwise(mine or {}, state(1))
+
+
+def test_reading_does_not_keep_the_writer_from_beginning(tmp_path: Path) -> None:
+    """A run that is gone on with: its first round is written while states of earlier rounds are read."""
+    run = RunDirectory.create(tmp_path / "r", {"rounds": 99})
+    run.put(5, {"w": torch.zeros(20_000)})
+    commit(run, 1)
+    run.close()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for number in range(2, 22):
+            run = RunDirectory.resume(tmp_path / "r", rounds=99)
+            stop = threading.Event()
+
+            def read(run: RunDirectory = run, stop: threading.Event = stop) -> None:
+                while not stop.is_set():
+                    run.get(5)
+
+            reader = threading.Thread(target=read)
+            reader.start()
+            try:
+                commit(run, number)
+                run.flush()
+            finally:
+                stop.set()
+                reader.join()
+            run.close()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(RunDirectory.read(tmp_path / "r").records()) == 21

@@ -381,10 +381,15 @@ class RunDirectory:
             yield row
 
     def _all(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        return list(self._iterate(sql, values))
+        """All rows, in one go: a statement that is under way would keep the writer from beginning."""
+        try:
+            with self._turn, contextlib.closing(self._db.execute(sql, values)) as cursor:
+                return cursor.fetchall()
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(str(error)) from error
 
     def _one(self, sql: str, values: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
-        return next(self._iterate(sql, values), None)
+        return next(iter(self._all(sql, values)), None)
 
 
 _OURS = frozenset(
