@@ -38,8 +38,8 @@ def aggregate(server: State, sums: Sums, split: Split, *, before: Split, rate: f
         if rate != 1:
             moved = old.double() + rate * (mean - old.double())
             if name in split.owners and name in before.owners:
-                mask = split.mask(name)
-                fresh = (mask & ~before.mask(name))[mask].to(mean.device)
+                mask = split.mask(name, mean.device)
+                fresh = (mask & ~before.mask(name, mean.device))[mask]
                 moved = torch.where(fresh, mean, moved)
             mean = moved
         new[name] = (mean if old.is_floating_point() else mean.round()).to(old.dtype)
@@ -66,10 +66,9 @@ def with_momentum(
             step = step.add(velocity[name], alpha=momentum)
         state[name] = old[name] + step
         if name in split.owners:
-            goes_on = split.mask(name)
+            goes_on = split.mask(name, step.device)
             if name in before.owners:
-                goes_on &= before.mask(name)
-            goes_on = goes_on.to(step.device)
+                goes_on = goes_on & before.mask(name, step.device)
             state[name] = torch.where(goes_on, state[name], new[name])
             step = step * goes_on
         kept[name] = step

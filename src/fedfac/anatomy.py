@@ -49,8 +49,7 @@ class Rows:
             block, within = shape[0] // self.groups, self.count // self.groups
             ids = (torch.arange(shape[0]) // block)[:, None] * within + torch.arange(within)[None, :]
             return ids.reshape(shape[0], within, *[1] * (len(shape) - 2))
-        ids = torch.arange(self.first, self.first + self.count).repeat(self.tiles)
-        return ids.reshape([-1 if d == self.dim else 1 for d in range(len(shape))])
+        return self.spread(torch.arange(self.first + self.count), shape)
 
     def spread(self, values: Tensor, shape: tuple[int, ...]) -> Tensor:
         """One value for every element, as a tensor that broadcasts to ``shape``: each number gets its owner's."""

@@ -361,32 +361,33 @@ class RunDirectory:
             "or start the run again in another folder."
         )
 
-    def _execute(self, sql: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """One thread at a time; what goes wrong is said in the run's words."""
         try:
             with self._turn:
-                return self._db.execute(sql, values)
+                yield
         except sqlite3.DatabaseError as error:
             raise self._damaged(str(error)) from error
 
-    def _iterate(self, sql: str, values: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-        cursor = self._execute(sql, values)
+    def _execute(self, sql: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+        with self._guarded():
+            return self._db.execute(sql, values)
+
+    def _iterate(self, sql: str) -> Iterator[tuple[Any, ...]]:
+        """Row by row, because they may be large; only while nobody writes."""
+        cursor = self._execute(sql)
         while True:
-            try:
-                with self._turn:
-                    row = cursor.fetchone()
-            except sqlite3.DatabaseError as error:
-                raise self._damaged(str(error)) from error
+            with self._guarded():
+                row = cursor.fetchone()
             if row is None:
                 return
             yield row
 
     def _all(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         """All rows, in one go: a statement that is under way would keep the writer from beginning."""
-        try:
-            with self._turn, contextlib.closing(self._db.execute(sql, values)) as cursor:
-                return cursor.fetchall()
-        except sqlite3.DatabaseError as error:
-            raise self._damaged(str(error)) from error
+        with self._guarded(), contextlib.closing(self._db.execute(sql, values)) as cursor:
+            return cursor.fetchall()
 
     def _one(self, sql: str, values: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
         return next(iter(self._all(sql, values)), None)

@@ -138,11 +138,11 @@ class Split:
         layer, rows = self.owners[tensor]
         return self.masks[layer][rows.first : rows.first + rows.count]
 
-    def mask(self, tensor: str) -> Tensor:
+    def mask(self, tensor: str, device: torch.device = CPU) -> Tensor:
         """True where the tensor's numbers are shared, in the tensor's full shape."""
         if tensor in self.owners:
-            return self._masks_on(CPU)[tensor].clone()
-        return torch.full(self.shapes[tensor], self.place(tensor) == "shared")
+            return self._masks_on(device)[tensor].clone()
+        return torch.full(self.shapes[tensor], self.place(tensor) == "shared", device=device)
 
     def _masks_on(self, device: torch.device) -> dict[str, Tensor]:
         """Every masked tensor's mask in its full shape; made once for a device."""
@@ -158,20 +158,27 @@ class Split:
     def _made(self) -> dict[torch.device, dict[str, Tensor]]:
         return {}
 
-    def _slices_on(self, device: torch.device, *, want: bool) -> dict[str, Tensor]:
-        """Where along its dimension a masked tensor is shared (or personal): a GPU need not be asked how much it is."""
+    def _places_on(self, device: torch.device, *, want: bool) -> dict[str, tuple[Any, list[int]]]:
+        """By masked tensor, the index of its shared (or personal) numbers, and the shape in which they come.
+
+        Whole slices, where elements own such: a GPU need not be asked how many there are. Made once for a device.
+        """
         key = (device, want)
-        if key not in self._slices:
-            found = {}
+        if key not in self._places:
+            found: dict[str, tuple[Any, list[int]]] = {}
             for tensor, (_, rows) in self.owners.items():
-                if rows.groups == 1:
-                    along = self._sides(tensor) * rows.tiles
-                    found[tensor] = torch.tensor([i for i, flag in enumerate(along) if flag is want], dtype=torch.int64)
-            self._slices[key] = {tensor: index.to(device, non_blocking=True) for tensor, index in found.items()}
-        return self._slices[key]
+                if rows.groups > 1:
+                    found[tensor] = self._masks_on(device)[tensor] == want, [-1]
+                    continue
+                along = [i for i, flag in enumerate(self._sides(tensor) * rows.tiles) if flag is want]
+                shape = [-1 if d == rows.dim else size for d, size in enumerate(self.shapes[tensor])]
+                index = torch.tensor(along, dtype=torch.int64).to(device, non_blocking=True)
+                found[tensor] = (*(slice(None),) * rows.dim, index), shape
+            self._places[key] = found
+        return self._places[key]
 
     @cached_property
-    def _slices(self) -> dict[tuple[torch.device, bool], dict[str, Tensor]]:
+    def _places(self) -> dict[tuple[torch.device, bool], dict[str, tuple[Any, list[int]]]]:
         return {}
 
     def shared(self, state: Mapping[str, Tensor]) -> State:
@@ -186,11 +193,8 @@ class Split:
         part = {}
         for name, tensor in state.items():
             if name in self.owners:
-                slices = self._slices_on(tensor.device, want=want)
-                if name in slices:
-                    part[name] = tensor.index_select(self.owners[name][1].dim, slices[name]).reshape(-1)
-                else:
-                    part[name] = tensor[self._masks_on(tensor.device)[name] == want]
+                place, _ = self._places_on(tensor.device, want=want)[name]
+                part[name] = tensor[place].reshape(-1)
             elif (name not in self.personal_tensors) is want:
                 part[name] = tensor
         return part
@@ -202,13 +206,8 @@ class Split:
             if name in self.owners:
                 tensor = torch.empty(shape, dtype=shared[name].dtype, device=shared[name].device)
                 for part, want in ((shared, True), (personal, False)):
-                    slices = self._slices_on(tensor.device, want=want)
-                    if name in slices:
-                        dim = self.owners[name][1].dim
-                        sizes = [-1 if d == dim else size for d, size in enumerate(shape)]
-                        tensor.index_copy_(dim, slices[name], part[name].reshape(sizes))
-                    else:
-                        tensor[self._masks_on(tensor.device)[name] == want] = part[name]
+                    place, sizes = self._places_on(tensor.device, want=want)[name]
+                    tensor[place] = part[name].reshape(sizes)
                 state[name] = tensor
             else:
                 state[name] = (personal if name in self.personal_tensors else shared)[name]

@@ -251,7 +251,7 @@ def batches(order: npt.NDArray[np.int64], size: int) -> Iterator[Tensor]:
 
 def _held(state: State, split: Split) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Tensors of which only some elements are trained: after a step the others get their old values back."""
-    return [(state[name], split.mask(name).to(state[name].device), state[name].clone()) for name in sorted(split.mixed)]
+    return [(state[name], split.mask(name, state[name].device), state[name].clone()) for name in sorted(split.mixed)]
 
 
 def _set_modes(model: nn.Module, trainable: dict[str, nn.Parameter], trains: frozenset[str] | None) -> None:

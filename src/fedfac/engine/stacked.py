@@ -105,7 +105,7 @@ def train_clients(
             continue
         held = {}
         if phase.trains == PERSONAL:
-            held = {n: (split.mask(n).to(total.device), state[n].clone()) for n in split.owners if n in chosen}
+            held = {n: (split.mask(n, total.device), state[n].clone()) for n in split.owners if n in chosen}
         todo = [list(schedule(c.data.size, epochs, local, seed, purpose, round, c.number, number)) for c in clients]
         _Stack(model, phase, local, state, received, chosen, held, total).take(clients, todo)
         seen += epochs
