@@ -15,8 +15,9 @@ from fedfac.engine.flower.settings import Deployment, NodeConfig
 from fedfac.engine.flower.wire import Packet, Request
 from fedfac.result import Result
 from fedfac.roster import Roster
-from fedfac.rounds import Session, Settings
+from fedfac.rounds import Session
 from fedfac.seeds import generator
+from fedfac.settings import Settings
 
 RUN = "0123456789abcdef"
 SHAPE = (2, 6)

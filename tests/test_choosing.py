@@ -30,7 +30,8 @@ from fedfac.commands.flags import of_one_method
 from fedfac.errors import ConfigError, DataError, TrainingError
 from fedfac.method import Step
 from fedfac.progress import RoundProgress
-from fedfac.rounds import Session, Settings
+from fedfac.rounds import Session
+from fedfac.settings import Settings
 from fedfac.training import Local
 from fedfac.tuning import automatic
 

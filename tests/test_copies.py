@@ -16,7 +16,8 @@ from fedfac.anatomy import Anatomy
 from fedfac.conformance import small_federation, small_model
 from fedfac.errors import ConfigError
 from fedfac.method import Method
-from fedfac.rounds import Session, Settings
+from fedfac.rounds import Session
+from fedfac.settings import Settings
 from fedfac.split import Split
 from fedfac.state import State
 from fedfac.training import Local

@@ -17,7 +17,7 @@ import fedfac
 from fedfac import methods
 from fedfac.conformance import Watched, small_federation, small_model
 from fedfac.engine.protocol import Engine
-from fedfac.rounds import draw_cohort
+from fedfac.preflight import draw_cohort
 from fedfac.seeds import global_stream, stream
 from fedfac.state import State, clone, references, same
 from fedfac.training import batches

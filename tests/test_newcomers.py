@@ -23,8 +23,9 @@ from fedfac.data.federation import Federation
 from fedfac.errors import ConfigError, DataError, RunError
 from fedfac.method import Method
 from fedfac.newcomers import serve
-from fedfac.rounds import Session, Settings
+from fedfac.rounds import Session
 from fedfac.run import RunDirectory
+from fedfac.settings import Settings
 from fedfac.state import State, load_state, references, state_of
 from fedfac.training import Local
 

@@ -18,7 +18,7 @@ from torch import nn
 from fedfac.bench.jobs import Job
 from fedfac.data.pool import ArrayPool
 from fedfac.errors import ConfigError
-from fedfac.rounds import draw_cohort
+from fedfac.preflight import draw_cohort
 from fedfac.seeds import generator
 from fedfac.state import state_of
 from fedfac.training import schedule

@@ -22,8 +22,9 @@ from fedfac.observers import Observer
 from fedfac.preflight import hold_out_newcomers, json_like, name_of
 from fedfac.records import Record
 from fedfac.result import Result
-from fedfac.rounds import Session, divided
+from fedfac.rounds import Session
 from fedfac.run import RunDirectory, read_config
+from fedfac.settings import divided
 from fedfac.split import Split
 from fedfac.state import check_same_tensors, references
 from fedfac.training import Local

@@ -58,6 +58,12 @@ def tested_clients(clients: range | list[int], number: int | None, seed: int) ->
     return sorted(clients[i] for i in chosen.tolist())
 
 
+def draw_cohort(participants: Sequence[int], size: int, seed: int, round: int) -> list[int]:
+    """The clients of one round, in ascending order (sums are taken in this order)."""
+    chosen = stream(seed, "cohort", round).choice(len(participants), size, replace=False, shuffle=False)
+    return sorted(participants[i] for i in chosen.tolist())
+
+
 def evaluation_interval(federation: Federation, tested: Sequence[int], cohort: int, epochs: int) -> int:
     """Test every so many rounds that it costs a fifth of the training at most, but every tenth round at least.
 

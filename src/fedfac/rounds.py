@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,6 +35,7 @@ from fedfac.observers import Observer, told
 from fedfac.preflight import (
     check_fits,
     cohort_size,
+    draw_cohort,
     evaluation_interval,
     hold_out_newcomers,
     json_like,
@@ -46,36 +46,9 @@ from fedfac.result import Result
 from fedfac.roster import Roster
 from fedfac.rules import Decision, Memory, decide
 from fedfac.run import RunDirectory, check_same_run, read_config
-from fedfac.seeds import stream
+from fedfac.settings import Settings, divided
 from fedfac.state import State, check_same_tensors, state_of
 from fedfac.training import Local, Outcome
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Everything about a run but its model, data, method and local training; see :func:`fit`."""
-
-    rounds: int = 50
-    rate: float | None = None
-    cohort: int | None = None
-    seed: int = 0
-    evaluate_every: int | None = None
-    evaluate_from: int = 1
-    evaluate_clients: int | None = None
-    metrics: Mapping[str, evaluate.Metric] | Sequence[str] | None = None
-    newcomers: float = 0.0
-    out: str | Path | None = None
-    resume: bool = False
-    lanes: int | None = None
-    device: str | torch.device | None = None
-    precision: str = "auto"
-    layout: str = "auto"
-    deterministic: bool = False
-    stack: bool | None = None
-    engine: Callable[[LaneEngine], Engine] | None = None
-    origin: Mapping[str, Any] | None = None
-    choice: Mapping[str, Any] | None = None  # how the method was chosen, where 'auto' chose it
-    observers: Sequence[Observer] = ()
 
 
 def fit(
@@ -163,15 +136,6 @@ def fit(
     asked = dict(locals())  # the arguments: nothing else has a name yet
     local, settings = divided(asked, without=("model", "federation", "method", "on_round", "should_stop"))
     return Session(model, federation, method, local, settings).drive(on_round, should_stop)
-
-
-def divided(asked: Mapping[str, Any], *, without: Sequence[str] = ()) -> tuple[Local, Settings]:
-    """Arguments by name, as those of local training and all others."""
-    names = {entry.name for entry in fields(Local)}
-    return (
-        Local(**{name: value for name, value in asked.items() if name in names}),
-        Settings(**{name: value for name, value in asked.items() if name not in {*names, *without}}),
-    )
 
 
 class Session:
@@ -515,9 +479,3 @@ class Session:
         check_same_tensors(start, saved)
         check_same_run(Path(settings.out), found["settings"], json_like(self.about))
         return RunDirectory.resume(settings.out, rounds=settings.rounds)
-
-
-def draw_cohort(participants: Sequence[int], size: int, seed: int, round: int) -> list[int]:
-    """The clients of one round, in ascending order (sums are taken in this order)."""
-    chosen = stream(seed, "cohort", round).choice(len(participants), size, replace=False, shuffle=False)
-    return sorted(participants[i] for i in chosen.tolist())

@@ -13,7 +13,9 @@ from fedfac.engine.lanes import keep_freed_memory
 from fedfac.errors import ConfigError, did_you_mean
 from fedfac.method import Method
 from fedfac.numerics import Numerics
-from fedfac.rounds import Session, Settings, draw_cohort
+from fedfac.preflight import draw_cohort
+from fedfac.rounds import Session
+from fedfac.settings import Settings
 from fedfac.training import batches, schedule
 
 Round = Callable[[int], float]

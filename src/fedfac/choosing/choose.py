@@ -19,7 +19,8 @@ from fedfac.config import Config
 from fedfac.data.federation import Federation
 from fedfac.errors import ConfigError, DataError
 from fedfac.method import Loss, Method, at_least_one
-from fedfac.rounds import Session, divided
+from fedfac.rounds import Session
+from fedfac.settings import divided
 from fedfac.tuning import automatic
 
 VALIDATION_SHARE = 0.2

@@ -133,7 +133,7 @@ def elements(split: Split, group: str, *, seed: int = 0, draw: int = 0) -> Split
 def replaced(state: Mapping[str, Tensor], chosen: Split, fresh: Mapping[str, Tensor]) -> State:
     """The state with the chosen elements' numbers replaced by fresh ones."""
     return {
-        name: torch.where(chosen.mask(name).to(tensor.device), tensor, fresh[name].to(tensor.device))
+        name: torch.where(chosen.mask(name, tensor.device), tensor, fresh[name].to(tensor.device))
         if name in chosen.owners
         else tensor
         for name, tensor in state.items()

@@ -25,8 +25,9 @@ from fedfac.method import Plan
 from fedfac.progress import RoundProgress
 from fedfac.result import Result
 from fedfac.roster import Roster
-from fedfac.rounds import Session, Settings
+from fedfac.rounds import Session
 from fedfac.run import read_config
+from fedfac.settings import Settings
 
 app = ServerApp()
 
