@@ -9,6 +9,7 @@ import torch
 
 import fedfac
 from fedfac import methods
+from fedfac.anatomy import Anatomy
 from fedfac.conformance import small_federation, small_model
 from fedfac.method import Method
 from fedfac.state import references, same
@@ -31,10 +32,23 @@ def equal(one: fedfac.Result, other: fedfac.Result) -> bool:
 
 @pytest.mark.parametrize("schedule", ["dynamic", "static"])
 @pytest.mark.parametrize("eta_g", [1.0, 0.5])
-def test_fedfac_with_everything_shared_is_fedavg(schedule: str, eta_g: float) -> None:
+@pytest.mark.parametrize("tau", [0, "0%"])  # without looking at the layers, and by their scores
+def test_fedfac_with_everything_shared_is_fedavg(schedule: str, eta_g: float, tau: int | str) -> None:
     fedavg = trained(methods.fedavg(eta_g=eta_g))
     for layers in ([1], [1, 2, 3], ["0", "4"]):
-        assert equal(trained(methods.fedfac(layers=layers, tau=0, schedule=schedule, eta_g=eta_g)), fedavg)
+        result = trained(methods.fedfac(layers=layers, tau=tau, schedule=schedule, eta_g=eta_g))
+        assert equal(result, fedavg)
+        assert bool(result.split.masks) == (tau == "0%")
+
+
+def test_a_layer_with_a_threshold_of_zero_is_shared_as_a_whole() -> None:
+    """The same bits as by its scores, but nothing is measured and a client keeps nothing of it."""
+    some = trained(methods.fedfac(layers=[1, 2], tau={1: "50%", 2: 0}, kappa={1: 0.8, 2: 0.9}))
+    one = trained(methods.fedfac(layers=[1], tau="50%", kappa=0.8))
+    assert equal(some, one)
+    assert some.split.masks == one.split.masks
+    assert some.split.kept == one.split.kept
+    assert methods.fedfac(layers=[1], tau=0, norm="personal").plan(Anatomy.of(small_model())).split.kept
 
 
 def test_fedfac_without_layers_is_fedavg() -> None:

@@ -63,6 +63,11 @@ class Threshold:
             "'inf' (all personal), or a number from 0 (all shared) up, which is compared with the scores themselves"
         )
 
+    @property
+    def shares_all(self) -> bool:
+        """Whether everything is shared, whatever the scores are."""
+        return self.quantile is None and not self.value
+
     def cut(self, scores: Tensor, before: Sequence[bool] | None = None) -> tuple[Mask, float]:
         """The mask (True = shared; ties at τ are shared) and the value of τ behind it.
 

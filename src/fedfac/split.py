@@ -121,12 +121,13 @@ class Split:
     @property
     def kept(self) -> frozenset[str]:
         """The tensors that a client keeps: every one that is not shared as a whole, and copies of some that are."""
-        return self.personal_tensors | self.owners.keys() | self.copies.keys()
+        return frozenset(self.personal_tensors).union(self.owners, self.copies)
 
     @cached_property
     def own(self) -> frozenset[str]:
         """The tensors of which some numbers are a client's own: of those that are decided by element, not all are."""
-        return self.personal_tensors | self.copies.keys() | {name for name in self.owners if not all(self._sides(name))}
+        split = (name for name in self.owners if not all(self._sides(name)))
+        return frozenset(self.personal_tensors).union(self.copies, split)
 
     @cached_property
     def mixed(self) -> frozenset[str]:

@@ -173,7 +173,7 @@ def train_client(
             context = None if phase.before is None else phase.before(Begin(model, data, local.loss))
         trains = phase.trains
         if trains == PERSONAL:  # statistics of which a part is shared stand still, or that part would not be frozen
-            trains = split.own - (split.mixed - trainable.keys())
+            trains = split.own - split.mixed.difference(trainable)
         chosen = [p for name, p in trainable.items() if trains is None or name in trains]
         epochs = local.epochs if phase.epochs is None else phase.epochs
         if not chosen or not epochs:

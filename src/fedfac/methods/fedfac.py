@@ -72,8 +72,8 @@ def fedfac(
     layers
         Λ: numbers 1..L, module names, or negative numbers from the end. Default: the last hidden layer.
     tau
-        τ_l: ``"50%"`` makes that share of the elements personal, ``"inf"`` all, ``0`` none; or one for
-        each layer, as a mapping.
+        τ_l: ``"50%"`` makes that share of the elements personal, ``"inf"`` all, ``0`` none, without looking at them
+        (``"0%"``: none, but scores are recorded); or one for each layer, as a mapping.
     kappa
         κ_l: the share of variance that decides the number of factors; or a mapping.
     schedule
@@ -279,7 +279,7 @@ def all_personal(
     at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
 
     def plan(anatomy: Anatomy) -> Plan:
-        split = _split_of(anatomy, layers, norm, head)
+        split = _split_of(anatomy, _chosen(anatomy, layers, head), norm, head)
         masks = {name: (False,) * len(mask) for name, mask in split.masks.items()}
         return Plan(split=split.with_masks(masks), warmup=warmup, refresh=refreshed(refresh_epochs), **_NEWCOMERS)
 
@@ -312,20 +312,26 @@ def given_split(*, masks: Mapping[Any, Sequence[bool] | str], norm: str = "follo
         known: dict[str, Mask] = {anatomy.layer(key).name: mask_of(text) for key, text in texts.items()}
         if len(known) < len(texts):
             raise ConfigError(f"masks has two masks for one layer: {texts}")
-        return Plan(split=_split_of(anatomy, list(known), norm, "shared").with_masks(known), **_NEWCOMERS)
+        split = _split_of(anatomy, anatomy.select(known), norm, "shared")
+        return Plan(split=split.with_masks(known), **_NEWCOMERS)
 
     options = {"masks": texts, "norm": norm, "eta_g": eta_g}
     return Method(name="given", plan=plan, server_rate=eta_g, options=options)
 
 
-def _split_of(anatomy: Anatomy, layers: Sequence[LayerKey], norm: str, head: str, pull: float = 0.0) -> Split:
-    """The layers in Λ by element, all shared at first, and the head as asked for."""
+def _chosen(anatomy: Anatomy, layers: Sequence[LayerKey], head: str) -> tuple[Layer, ...]:
+    """The layers in Λ, in the model's order."""
     if head not in HEADS:
         raise ConfigError(f"head is {head!r}. {did_you_mean(head, HEADS)}")
     chosen = anatomy.select([*layers, -1] if head == "split" else layers)
     if head in ("personal", "copy") and anatomy.head in chosen:
         kind = "personal" if head == "personal" else "copied"
         raise ConfigError(f"the head {anatomy.head.name!r} cannot be both {kind} and one of the layers to split")
+    return chosen
+
+
+def _split_of(anatomy: Anatomy, chosen: tuple[Layer, ...], norm: str, head: str, pull: float = 0.0) -> Split:
+    """The chosen layers by element, all shared at first, and the head as asked for."""
     split = Split.of(anatomy, layers=chosen, personal=anatomy.last(1) if head == "personal" else (), norm=norm)
     return replace(split, copies=dict.fromkeys(sorted(anatomy.last(1)), pull)) if head == "copy" else split
 
@@ -370,18 +376,21 @@ def _by_element(
         Threshold.parse(value)
 
     def plan(anatomy: Anatomy) -> Plan:
-        split = _split_of(anatomy, layers, norm, head, pull)
         trains = REFRESHES[refresh]
         rest: dict[str, Any] = {**_NEWCOMERS, "warmup": warmup, "average": average}
         rest |= {"refresh": refreshed(refresh_epochs, trains), "newcomer": (Phase(trains=trains),)}
-        chosen = tuple(layer for layer in anatomy.layers if layer.name in split.masks)
+        asked = _chosen(anatomy, layers, head)
+        wanted = per_layer("tau", tau, anatomy, asked)
+        thresholds = {layer: Threshold.parse(value, hysteresis) for layer, value in wanted.items()}
+        # with τ = 0 nothing can become personal: nothing is measured, and clients keep nothing
+        thresholds = {layer: t for layer, t in thresholds.items() if norm == "personal" or not t.shares_all}
+        chosen = tuple(layer for layer in asked if layer.name in thresholds)
+        split = _split_of(anatomy, chosen, norm, head, pull)
         if not chosen:
             return Plan(split=split, **rest)
-        wanted = per_layer("tau", tau, anatomy, chosen)
-        thresholds = {layer: Threshold.parse(value, hysteresis) for layer, value in wanted.items()}
         return Plan(
             split=split,
-            rule=rule(anatomy, chosen, thresholds),
+            rule=rule(anatomy, asked, thresholds),
             every_round=every_round,
             probe_all=probe_all,
             **rest,
