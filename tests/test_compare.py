@@ -251,6 +251,25 @@ def test_a_file_can_describe_a_comparison(
     assert json.loads(capsys.readouterr().out)["newcomers"] == last
 
 
+def test_a_file_serves_other_methods_than_it_lists(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("grid.toml").write_text(
+        '[data]\nclients = 4\n[train]\nrounds = 1\ncohort = 2\nepochs = 1\n[method]\nlayers = ["fc1"]\neta_g = 0.5\n'
+        '[compare]\nmethods = ["fedavg", "fedfac"]\ntime_rounds = 0\n'
+    )
+    few = ["compare", "--config", "grid.toml", "--methods", "fedavg,fedper", "--quiet", "--out"]
+    assert main([*few, "g"]) == 0
+    assert [c.config.method_options for c in comparison.load(Path("g")).cells] == [{"eta_g": 0.5}] * 2
+    capsys.readouterr()
+    assert main([*few, "flag", "--layers", "fc1"]) == 1
+    assert "none of the methods has an option 'layers'" in capsys.readouterr().err
+    Path("grid.toml").write_text(Path("grid.toml").read_text().replace("layers", "lairs"))
+    assert main([*few, "typo"]) == 1
+    assert "none of the methods has an option 'lairs'" in capsys.readouterr().err
+
+
 def test_newcomers_of_a_run_in_tf32_can_be_served_where_there_is_no_gpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
