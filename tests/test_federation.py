@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from fedfac.data.federation import Federation, are_numbers, numbers, one_client
 from fedfac.data.pool import ArrayPool, ClientData
+from fedfac.data.samples import Samples
 from fedfac.errors import ConfigError, DataError
 
 LAWS = settings(max_examples=25, deadline=None)
@@ -563,3 +564,33 @@ def test_the_caller_s_arrays_are_not_changed() -> None:
     before = bits(x), bits(y)
     Federation.partition((x, y), by="iid", clients=3, seed=1).client(0)
     assert (bits(x), bits(y)) == before
+
+
+# --- clients with very many samples -----------------------------------------------------------------------------------
+
+
+@LAWS
+@given(sizes=st.lists(st.integers(2, 200), min_size=1, max_size=4), most=st.integers(2, 150), fixed=st.booleans())
+def test_a_large_client_keeps_evenly_spaced_samples_on_both_sides(sizes: list[int], most: int, fixed: bool) -> None:
+    owners = np.repeat([f"c{i}" for i in range(len(sizes))], sizes)
+    targets = torch.zeros(len(owners), dtype=torch.int64)
+    known: dict[str, Any] = {"owners": owners}
+    if fixed:  # the data set's own division, as ranges
+        ends = np.cumsum(sizes).tolist()
+        cuts = [(end - size, end - max(1, size // 5), end) for end, size in zip(ends, sizes, strict=True)]
+        known = {"fixed": {f"c{i}": (range(a, b), range(b, c)) for i, (a, b, c) in enumerate(cuts)}}
+    made = Samples("made", ArrayPool(targets[:, None].float(), targets), "f", targets.numpy(), 1, **known)
+    whole, thin = made.federation(seed=3), made.federation(seed=3, max_samples=most)
+    for client, size in enumerate(sizes):
+        for part in ("train", "test"):
+            every, kept = (np.asarray(getattr(f.client(client), part)).tolist() for f in (whole, thin))
+            gaps = np.diff([*map(every.index, kept), len(every)])  # the first place is 0
+            assert kept[:1] == every[:1]
+            assert np.ptp(gaps) <= 1 if kept else not every
+            assert abs(len(kept) - min(1, most / size) * len(every)) <= 1
+            assert size > most or kept == every
+
+
+def test_a_client_needs_two_samples() -> None:
+    made = Samples("made", ArrayPool(torch.zeros(4, 1), torch.zeros(4)), "f", None, None, owners=np.array(list("aabb")))
+    assert "max_samples is 1; a client needs at least 2" in message(ConfigError, lambda: made.federation(max_samples=1))

@@ -46,6 +46,7 @@ class DataConfig:
     classes_per_client: int = _option(2, "for pathological: how many classes a client sees")
     shards_per_client: int = _option(2, "for shards: how many shards a client gets")
     min_samples: int = _option(1, "natural clients with fewer samples are left out")
+    max_samples: int | None = _option(None, "natural clients with more samples keep so many of them, evenly spaced")
     test_share: float = _option(0.2, "share of each client's samples held out for testing")
     validation_share: float = _option(0.0, "share of each client's training samples held out for validation")
     augment: bool = _option(False, "images: random crops (and flips) of training batches")

@@ -176,6 +176,8 @@ def _natural(samples: Samples, config: DataConfig, seed: int) -> dict[str, tuple
     parts = {name: p for name, p in parts.items() if len(p[0]) + len(p[1]) >= config.min_samples}
     if not parts:
         raise DataError(f"no client of {samples.name} has {config.min_samples} samples")
+    if config.max_samples is not None:
+        parts = {name: _thinned(p, config.max_samples) for name, p in parts.items()}
     if config.clients is None:
         return parts
     if not 1 <= config.clients <= len(parts):
@@ -183,3 +185,17 @@ def _natural(samples: Samples, config: DataConfig, seed: int) -> dict[str, tuple
     draws = stream(seed, "partition", "natural")
     chosen = set(np.sort(draws.choice(len(parts), config.clients, replace=False)).tolist())
     return {name: p for i, (name, p) in enumerate(parts.items()) if i in chosen}
+
+
+def _thinned(part: tuple[Index, Index], most: int) -> tuple[Index, Index]:
+    """Both sides with the same share of their samples, evenly spaced: neighbours in a text are nearly the same."""
+    if most < 2:
+        raise ConfigError(f"max_samples is {most}; a client needs at least 2, one to train on and one for the test")
+    share = min(1.0, most / sum(map(len, part)))
+    train, test = (_evenly(side, max(1, round(share * len(side)))) for side in part)
+    return train, test
+
+
+def _evenly(side: Index, kept: int) -> Index:
+    every = np.asarray(side, dtype=np.int64)  # some data sets give ranges
+    return every[np.arange(kept) * len(every) // kept] if len(every) else every
