@@ -8,14 +8,18 @@ import numpy as np
 import pytest
 import torch
 from helpers import bitwise, message
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import fedfac
 from fedfac import methods
 from fedfac.conformance import Watched, small_federation, small_model
+from fedfac.data.pool import ArrayPool, ClientData
 from fedfac.engine.protocol import Engine
 from fedfac.errors import ConfigError, ModelError
-from fedfac.methods.prior import BUFFER, SMOOTHING
+from fedfac.method import Begin
+from fedfac.methods.prior import BUFFER, SHARES, SMOOTHING, Fitted, _wrapped
 from fedfac.seeds import global_stream, stream
 
 SHORT: dict[str, Any] = {"rounds": 3, "cohort": 3, "epochs": 1, "batch_size": 8, "device": "cpu", "evaluate_every": 1}
@@ -131,3 +135,73 @@ def test_outputs_of_another_shape_are_refused() -> None:
     assert wrap is not None
     turned = wrap(nn.Sequential(nn.Linear(6, 4), nn.Unflatten(1, (2, 2))))
     assert "(samples, 4, ...)" in message(ModelError, lambda: turned(torch.zeros(3, 6)))
+
+
+# --- in predictions only: as much of it as the client's own samples ask for -------------------------------------------
+
+
+def fitted(logits: torch.Tensor, targets: torch.Tensor, strength: float = 1.0) -> torch.Tensor:
+    """What is added for a client whose model says ``logits``, whatever the input."""
+    model = _wrapped(nn.Sequential(nn.Flatten(), nn.Linear(logits.shape[1], logits.shape[1])))
+    with torch.no_grad():
+        model.get_parameter("1.weight").copy_(torch.eye(logits.shape[1]))
+        model.get_parameter("1.bias").zero_()
+    everything = torch.arange(len(targets))
+    data = ClientData(ArrayPool(logits, targets), everything, everything[:0], everything[:0])
+    Fitted(strength)(Begin(model.train(), data, nn.functional.cross_entropy))
+    assert model.training
+    return model.get_buffer(BUFFER)
+
+
+def shares_by_definition(logits: np.ndarray[Any, Any], targets: np.ndarray[Any, Any], strength: float) -> list[float]:
+    """The loss at every share, sample by sample: each sees the counts of all the others."""
+    classes = logits.shape[1]
+    losses = []
+    for share in SHARES:
+        loss = 0.0
+        for row, target in zip(logits, targets, strict=True):
+            counts = np.bincount(targets, minlength=classes) + SMOOTHING
+            counts[target] -= 1
+            added = row + share * strength * np.log(counts)
+            loss += np.log(np.exp(added).sum()) - added[target]
+        losses.append(loss)
+    return losses
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    classes=st.integers(2, 8),
+    size=st.integers(1, 40),
+    strength=st.sampled_from([0.5, 1.0, 2.0]),
+)
+def test_the_share_is_the_one_under_which_the_others_explain_each_sample_best(
+    seed: int, classes: int, size: int, strength: float
+) -> None:
+    draws = np.random.default_rng(seed)
+    targets = draws.choice(classes, size, p=draws.dirichlet(np.full(classes, 0.5)))
+    logits = draws.normal(size=(size, classes)) + 2 * np.eye(classes)[targets]
+    losses = shares_by_definition(logits, targets, strength)
+    counts = np.bincount(targets, minlength=classes) + SMOOTHING
+    whole = strength * np.log(counts / counts.sum())
+    found = fitted(torch.tensor(logits).float(), torch.tensor(targets), strength).numpy()
+    share = SHARES[int(np.argmin(np.abs(np.array(SHARES)[:, None] * whole - found).max(1)))]
+    assert np.allclose(share * whole, found, atol=1e-5)
+    assert losses[SHARES.index(share)] <= min(losses) + 1e-4
+
+
+def test_a_model_that_knows_nothing_of_the_classes_gets_all_of_them() -> None:
+    targets = torch.tensor([0] * 40 + [1] * 10)
+    counts = torch.bincount(targets, minlength=4) + SMOOTHING
+    torch.testing.assert_close(fitted(torch.zeros(50, 4), targets), (counts / counts.sum()).log())
+
+
+def test_frequencies_that_the_weights_already_know_are_not_counted_twice() -> None:
+    targets = torch.tensor([0] * 300 + [1] * 100 + [2] * 60 + [3] * 40)
+    known = torch.bincount(targets).log().expand(500, 4)
+    assert not fitted(known, targets).any()
+
+
+def test_a_sample_does_not_speak_for_itself() -> None:
+    """One sample of each class says nothing about their frequencies, though each makes its own class likelier."""
+    assert not fitted(torch.zeros(20, 40), torch.arange(20)).any()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,6 +40,16 @@ class Begin:
     model: nn.Module
     data: ClientData
     loss: Loss
+
+    @contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """The model in evaluation mode; afterwards each of its parts is in the mode that it was in."""
+        modes = {module: module.training for module in self.model.modules()}
+        try:
+            yield self.model.eval()
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
 
 
 @dataclass(frozen=True)

@@ -103,8 +103,8 @@ def fedfac(
         What a refresh trains, and a newcomer that adapts: the ``"personal"`` part, or ``"all"``, as FedAvg+ does.
     prior
         Class frequencies: so much of log π_c is added to client c's outputs, so that weights need not learn which
-        classes a client has (:mod:`fedfac.methods.prior`). With ``head="copy"`` only in prediction, as far as the
-        copy is pulled: the copy itself knows its client's classes. Without classes: nothing.
+        classes a client has (:mod:`fedfac.methods.prior`). With ``head="copy"`` only in prediction, and only as far as
+        it makes the client's own training samples more likely. Without classes: nothing.
     average
         Clients predict with a mean of the server's states over rounds, in which the past weighs so much (.9: about
         the last ten rounds); they go on training from the last one.
@@ -410,4 +410,4 @@ def _by_element(
         predicts=frozenset(predicts),
         trains_as="fedfac" if name.startswith("fedfac") else None,
     )
-    return with_statistics(with_prior(method, prior, pulled=pull if head == "copy" else None), statistics)
+    return with_statistics(with_prior(method, prior, trained=head != "copy"), statistics)

@@ -56,25 +56,22 @@ class Measured:
     @torch.no_grad()
     def __call__(self, begin: Begin) -> None:
         """Move the model's running statistics."""
-        model, data = begin.model, begin.data
+        data = begin.data
         if data.size < 2:
             return  # one sample has no variance
-        norms = [module for module in model.modules() if isinstance(module, _NormBase) and module.track_running_stats]
-        before = [_Before(module) for module in norms]
-        modes = {module: module.training for module in model.modules()}
-        model.eval()
-        for module in norms:
-            module.train()
-        try:
-            for number, index in enumerate(torch.tensor_split(data.train, math.ceil(data.size / BATCH)), start=1):
-                for module in norms:
-                    module.momentum = 1 / number  # the mean over batches, of equal sizes but for one sample
-                model(data.pool.batch(index)[0])
-        finally:
-            for part, mode in modes.items():
-                part.training = mode
-            for one in before:
-                one.mix(self.share)
+        with begin.evaluating() as model:
+            norms = [part for part in model.modules() if isinstance(part, _NormBase) and part.track_running_stats]
+            before = [_Before(module) for module in norms]
+            for module in norms:
+                module.train()
+            try:
+                for number, index in enumerate(torch.tensor_split(data.train, math.ceil(data.size / BATCH)), start=1):
+                    for module in norms:
+                        module.momentum = 1 / number  # the mean over batches, of equal sizes but for one sample
+                    model(data.pool.batch(index)[0])
+            finally:
+                for one in before:
+                    one.mix(self.share)
 
 
 class _Before:

@@ -9,11 +9,17 @@ stays shareable. This is the balanced softmax of Ren et al. (NeurIPS 2020) and t
 
 π_c is counted by the client and never leaves it: a personal tensor of its model, from the first round on. Where targets
 are real numbers there is nothing to count, and nothing is added.
+
+Where the frequencies are added in predictions only, the weights know those that clients have in common (a text has many
+spaces, whoever speaks), and adding log π_c would count them twice. How much of it is added is then the share from 0 to
+1 that makes the client's own training samples most likely, each of them left out of the count: nothing if all clients
+are alike, or if the client's weights already know its classes.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,26 +27,26 @@ import torch
 from torch import Tensor, nn
 
 from fedfac.anatomy import Anatomy
+from fedfac.data.pool import ClientData
 from fedfac.errors import ConfigError, ModelError
 from fedfac.method import Begin, Method, Phase, Plan
 
 BUFFER = "log_prior"
 SMOOTHING = 0.5  # added to every class's count: Jeffreys' prior
-BATCH = 4096
+BATCH = 512
+SHARES = tuple(step / 5 for step in range(6))  # of log π_c that may be added in predictions only
 
 
-def with_prior(method: Method, strength: float, *, pulled: float | None = None) -> Method:
+def with_prior(method: Method, strength: float, *, trained: bool = True) -> Method:
     """The same method on a model that knows its client's class frequencies; at strength 0 the method itself.
 
-    With ``pulled``, it is added in predictions only, and as far as clients are pulled to what all have in common: by
-    that share for those that have trained, wholly for a newcomer.
+    Not ``trained`` means in predictions only, and only as much of it as the client's own samples ask for.
     """
     if not 0 <= strength < float("inf"):
         raise ConfigError(f"prior is {strength}; the weight of the class frequencies is a number from 0 (off) up")
     if not strength:
         return method
-    whole = _counted(strength)
-    part = whole if pulled is None else _counted(strength * pulled)
+    count = Phase(trains=frozenset({BUFFER}), epochs=0, before=Counted(strength) if trained else Fitted(strength))
 
     def plan(anatomy: Anatomy) -> Plan:
         found = method.plan(anatomy)
@@ -48,16 +54,12 @@ def with_prior(method: Method, strength: float, *, pulled: float | None = None) 
             found,
             split=replace(found.split, personal_tensors=found.split.personal_tensors | {BUFFER}),
             own=found.own | {BUFFER},
-            phases=(whole, *found.phases) if pulled is None else found.phases,
-            refresh=(part, *found.refresh),
-            newcomer=(whole, *found.newcomer),
+            phases=(count, *found.phases) if trained else found.phases,
+            refresh=(count, *found.refresh),
+            newcomer=(count, *found.newcomer),
         )
 
     return replace(method, plan=plan, wrap=lambda model: _wrapped(method.wrap(model) if method.wrap else model))
-
-
-def _counted(strength: float) -> Phase:
-    return Phase(trains=frozenset({BUFFER}), epochs=0, before=Counted(strength))
 
 
 class Counted:
@@ -71,12 +73,43 @@ class Counted:
         """Write strength · log π_c into the model."""
         prior: Tensor = getattr(begin.model, BUFFER)
         counts = torch.full_like(prior, SMOOTHING, dtype=torch.float64)
-        for index in torch.split(begin.data.train, BATCH):
-            targets = begin.data.pool.batch(index)[1]
+        for _, targets in _batches(begin.data):
             if targets.is_floating_point():
                 return  # real targets have no classes
             counts += torch.bincount(targets.flatten(), minlength=len(counts))
-        prior.copy_(self.strength * (counts / counts.sum()).log())
+        prior.zero_()
+        prior.copy_(self.strength * self.share(begin, counts) * (counts / counts.sum()).log())
+
+    def share(self, begin: Begin, counts: Tensor) -> Tensor | float:
+        """How much of the frequencies is added."""
+        return 1.0
+
+
+class Fitted(Counted):
+    """The same, as far as it makes the client's own samples more likely."""
+
+    def share(self, begin: Begin, counts: Tensor) -> Tensor:
+        """The best of :data:`SHARES`; a sample's own count does not speak for it."""
+        shares = torch.tensor(SHARES, dtype=torch.float64, device=counts.device)
+        losses = torch.zeros_like(shares)
+        fewer = counts - 1
+        with begin.evaluating() as model:
+            for inputs, targets in _batches(begin.data):
+                outputs = model(inputs).double().movedim(1, -1).flatten(0, -2)
+                own = nn.functional.one_hot(targets.flatten(), len(counts)).bool()
+                added = self.strength * torch.where(own, fewer, counts).log()
+                losses += torch.stack(
+                    [
+                        nn.functional.cross_entropy(outputs + s * added, targets.flatten(), reduction="sum")
+                        for s in shares
+                    ]
+                )
+        return shares[losses.argmin()]
+
+
+def _batches(data: ClientData) -> Iterator[tuple[Any, Tensor]]:
+    for index in torch.split(data.train, BATCH):
+        yield data.pool.batch(index)
 
 
 def _wrapped(model: nn.Module) -> nn.Module:
