@@ -14,6 +14,8 @@ import torch
 from fedfac.split import Split
 from fedfac.state import State
 
+FORGETTING = 8  # how fast a mean over rounds forgets the first ones
+
 
 @dataclass(frozen=True)
 class Sums:
@@ -73,6 +75,18 @@ def with_momentum(
             step = step * goes_on
         kept[name] = step
     return state, kept
+
+
+def weight_of_newest(past: float, number: int) -> float:
+    """What round ``number`` counts in a mean over rounds in which the past weighs ``past``.
+
+    At .9 the mean is one over about ten rounds; at the beginning, when a round is far better than the one before it, over
+    a ninth of those so far (polynomial decay: Shamir and Zhang, ICML 2013), so that short runs do not lag behind.
+
+    >>> [round(weight_of_newest(0.9, number), 2) for number in (1, 2, 10, 28, 82, 100)]
+    [1.0, 0.9, 0.5, 0.25, 0.1, 0.1]
+    """
+    return max(1 - past, (FORGETTING + 1) / (number + FORGETTING))
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedfac import evaluate
-from fedfac.aggregate import aggregate, running_mean, with_momentum
+from fedfac.aggregate import aggregate, running_mean, weight_of_newest, with_momentum
 from fedfac.anatomy import Anatomy
 from fedfac.data.federation import Federation, are_numbers
 from fedfac.engine.lanes import LaneEngine, pick_device, pick_lanes
@@ -362,7 +362,7 @@ class Session:
 
     def _average(self, number: int) -> None:
         if self.plan.average:
-            self.averaged = running_mean(self.averaged, self.server, max(1 - self.plan.average, 1 / number))
+            self.averaged = running_mean(self.averaged, self.server, weight_of_newest(self.plan.average, number))
 
     def _repeat(self, number: int, record: Record, clock: Clock, like: Session) -> Decision | None:
         """What ``like`` has come to in this round, as if it had been done here."""
