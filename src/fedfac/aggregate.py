@@ -80,7 +80,7 @@ def with_momentum(
 def weight_of_newest(past: float, number: int) -> float:
     """What round ``number`` counts in a mean over rounds in which the past weighs ``past``.
 
-    At .9 the mean is one over about ten rounds; at the beginning, when a round is far better than the one before it, over
+    At .9 the mean is over about ten rounds; at the beginning, when a round is far better than the one before it, over
     a ninth of those so far (polynomial decay: Shamir and Zhang, ICML 2013), so that short runs do not lag behind.
 
     >>> [round(weight_of_newest(0.9, number), 2) for number in (1, 2, 10, 28, 82, 100)]

@@ -143,7 +143,7 @@ def fedfac_plus(
     refresh: str = "personal",
     prior: float = 1.0,
     average: float = 0.9,
-    pull: float = 0.5,
+    pull: float = 1.0,
     statistics: float = 0.5,
     server_momentum: float = 0.5,
     probe_all: bool = False,
