@@ -591,6 +591,11 @@ def test_a_large_client_keeps_evenly_spaced_samples_on_both_sides(sizes: list[in
             assert size > most or kept == every
 
 
-def test_a_client_needs_two_samples() -> None:
+def test_a_client_needs_two_samples_and_has_to_be_there_by_nature() -> None:
     made = Samples("made", ArrayPool(torch.zeros(4, 1), torch.zeros(4)), "f", None, None, owners=np.array(list("aabb")))
     assert "max_samples is 1; a client needs at least 2" in message(ConfigError, lambda: made.federation(max_samples=1))
+    labelled = Samples(
+        "made", ArrayPool(torch.zeros(4, 1), torch.zeros(4, dtype=torch.int64)), "f", np.zeros(4, int), 1
+    )
+    said = message(ConfigError, lambda: labelled.federation(partition="iid", clients=2, max_samples=2))
+    assert said == "max_samples is for natural clients; 'iid' cuts all samples into --clients clients"

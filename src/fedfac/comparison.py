@@ -313,6 +313,11 @@ def parse_method(text: str) -> tuple[str, dict[str, str]]:
     return name, options
 
 
+def known_options(labels: Sequence[str]) -> set[str]:
+    """Every option that at least one of the methods has."""
+    return {option for label in labels for option in options_of(parse_method(label)[0])}
+
+
 def _expand(out: Path, wanted: Mapping[str, Any]) -> Comparison:
     labels, seeds, tables = wanted["methods"], wanted["seeds"], wanted["tables"]
     if not labels or len(set(labels)) != len(labels):
@@ -320,7 +325,7 @@ def _expand(out: Path, wanted: Mapping[str, Any]) -> Comparison:
     if not seeds or len(set(seeds)) != len(seeds):
         raise ConfigError(f"seeds is {seeds}; give at least one seed, each once")
     common = {key: value for key, value in tables.get("method", {}).items() if key != "name"}
-    known = {option for label in labels for option in options_of(parse_method(label)[0])}
+    known = known_options(labels)
     for option in common.keys() - known:
         raise ConfigError(f"none of the methods has an option {option!r}. {did_you_mean(option, sorted(known))}")
     settings = list(_settings(wanted["vary"]))

@@ -24,7 +24,6 @@ from fedfac.commands.flags import (
 from fedfac.commands.show import print_blocks
 from fedfac.comparison import Cell, Comparison
 from fedfac.errors import ConfigError
-from fedfac.methods import options_of
 from fedfac.progress import RoundProgress
 from fedfac.records import Record
 from fedfac.run import atomic_write
@@ -60,16 +59,16 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan the comparison, then train it."""
     asked = read_config(arguments)
     grid = asked.pop("compare", {})
-    names = arguments.methods or ",".join(grid.get("methods", [])) or DEFAULT_METHODS
-    if arguments.methods:
-        _leave_out_options_of_others(asked, names, grid.get("methods", []), arguments)
+    listed = grid.get("methods", [])
+    labels = _labels(arguments.methods or ",".join(listed) or DEFAULT_METHODS)
+    _leave_out_options_of_others(asked, labels, listed, arguments)
     vary = {key: list(values) for key, values in grid.get("vary", {}).items()} | dict(map(_vary, arguments.vary))
     seeds = (
         _seeds(arguments.seeds) if arguments.seeds else list(grid.get("seeds", [asked.get("train", {}).get("seed", 0)]))
     )
     comparison = comparisons.plan(
         Path(arguments.out) if arguments.out else free_folder("compare"),
-        methods=_labels(names),
+        methods=labels,
         tables=asked,
         seeds=seeds,
         vary=vary,
@@ -133,21 +132,17 @@ def _labels(names: str) -> list[str]:
 
 
 def _leave_out_options_of_others(
-    asked: dict[str, Any], names: str, listed: Sequence[str], arguments: argparse.Namespace
+    asked: dict[str, Any], labels: Sequence[str], listed: Sequence[str], arguments: argparse.Namespace
 ) -> None:
     """A file's options are for the methods that it lists: some of them, or others, may have no use for all of them.
 
     A flag without use is still an error, and so is an option that no method has.
     """
-    used, known = (
-        {option for label in labels for option in options_of(comparisons.parse_method(label)[0])}
-        for labels in (_labels(names), listed)
-    )
-    given = {dest for dest, value in vars(arguments).items() if value is not None}
-    flags = {dest.removeprefix("method.") for dest in given if dest.startswith("method.")}
+    useless = comparisons.known_options(listed) - comparisons.known_options(labels)
     options = asked.get("method", {})
-    for option in options.keys() & (known - used - flags):
-        del options[option]
+    for option in options.keys() & useless:
+        if getattr(arguments, f"method.{option}", None) is None:
+            del options[option]
 
 
 def _vary(text: str) -> tuple[str, list[Any]]:

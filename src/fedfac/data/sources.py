@@ -150,6 +150,8 @@ def cut(samples: Samples, config: DataConfig, *, seed: int) -> dict[str, tuple[I
         how = "natural" if samples.owners is not None or samples.fixed is not None else "dirichlet"
     if how == "natural":
         return _natural(samples, config, seed)
+    if config.max_samples is not None:
+        raise ConfigError(f"max_samples is for natural clients; {how!r} cuts all samples into --clients clients")
     if samples.labels is None:
         raise DataError(f"{samples.name} has no class labels to cut it by {how!r}: use its natural clients")
     function = partition.by_name(how)
@@ -176,26 +178,27 @@ def _natural(samples: Samples, config: DataConfig, seed: int) -> dict[str, tuple
     parts = {name: p for name, p in parts.items() if len(p[0]) + len(p[1]) >= config.min_samples}
     if not parts:
         raise DataError(f"no client of {samples.name} has {config.min_samples} samples")
-    if config.max_samples is not None:
-        parts = {name: _thinned(p, config.max_samples) for name, p in parts.items()}
-    if config.clients is None:
+    if config.clients is not None:
+        if not 1 <= config.clients <= len(parts):
+            raise DataError(f"{config.clients} clients were asked for; {samples.name} has {len(parts)}")
+        draws = stream(seed, "partition", "natural")
+        chosen = set(np.sort(draws.choice(len(parts), config.clients, replace=False)).tolist())
+        parts = {name: p for i, (name, p) in enumerate(parts.items()) if i in chosen}
+    most = config.max_samples
+    if most is None:
         return parts
-    if not 1 <= config.clients <= len(parts):
-        raise DataError(f"{config.clients} clients were asked for; {samples.name} has {len(parts)}")
-    draws = stream(seed, "partition", "natural")
-    chosen = set(np.sort(draws.choice(len(parts), config.clients, replace=False)).tolist())
-    return {name: p for i, (name, p) in enumerate(parts.items()) if i in chosen}
+    if most < 2:
+        raise ConfigError(f"max_samples is {most}; a client needs at least 2, one to train on and one for the test")
+    return {name: _thinned(p, most) if len(p[0]) + len(p[1]) > most else p for name, p in parts.items()}
 
 
 def _thinned(part: tuple[Index, Index], most: int) -> tuple[Index, Index]:
     """Both sides with the same share of their samples, evenly spaced: neighbours in a text are nearly the same."""
-    if most < 2:
-        raise ConfigError(f"max_samples is {most}; a client needs at least 2, one to train on and one for the test")
-    share = min(1.0, most / sum(map(len, part)))
-    train, test = (_evenly(side, max(1, round(share * len(side)))) for side in part)
+    share = most / sum(map(len, part))
+    train, test = (_evenly(np.asarray(side, dtype=np.int64), share) for side in part)  # some data sets give ranges
     return train, test
 
 
-def _evenly(side: Index, kept: int) -> Index:
-    every = np.asarray(side, dtype=np.int64)  # some data sets give ranges
-    return every[np.arange(kept) * len(every) // kept] if len(every) else every
+def _evenly(side: partition.Index, share: float) -> partition.Index:
+    kept = min(len(side), max(1, round(share * len(side))))
+    return side[np.arange(kept) * len(side) // max(1, kept)]
