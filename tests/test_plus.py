@@ -316,6 +316,43 @@ def test_a_refresh_trains_what_is_personal_and_nothing_else_moves() -> None:
         )
 
 
+@pytest.mark.parametrize("tau", [0, "50%"])
+def test_a_shared_head_can_be_refreshed_beside_what_is_personal(tau: Any) -> None:
+    rest: dict[str, Any] = {**OFF, "layers": [1], "tau": tau, "refresh": "head"}
+    plain, fresh = (trained(methods.fedfac_plus(**{**rest, "refresh_epochs": epochs})) for epochs in (0, 2))
+    head = Anatomy.of(small_model()).last(1)
+    assert same(plain.server, fresh.server)  # in training it is as shared as it was
+    assert not fresh.split.kept & head
+    assert fresh.records[-1]["test"]["model"] == "fine-tuned"
+    for client in range(5):
+        before, after = references(plain.model(client)), references(fresh.model(client))
+        moved = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
+        assert head <= moved <= head | fresh.split.kept
+        assert tau == 0 or moved > head
+        for name in moved - head:
+            shared = fresh.split.mask(name)
+            assert torch.equal(before[name][shared], after[name][shared])
+
+
+def test_a_head_that_is_split_is_refreshed_as_a_whole() -> None:
+    rest: dict[str, Any] = {**OFF, "layers": [2], "head": "split", "refresh": "head", "refresh_epochs": 2}
+    run = trained(methods.fedfac_plus(**rest))
+    head = Anatomy.of(small_model()).head.name
+    assert len(set(run.split.masks[head])) == 2
+    before, after = run.state(0), references(run.model(0))
+    shared = run.split.mask(f"{head}.bias")
+    assert (before[f"{head}.bias"] != after[f"{head}.bias"]).all()
+    assert shared.any()
+
+
+def test_what_is_evaluated_has_its_name_from_the_first_round_on() -> None:
+    """While all is shared, a refresh of what is personal trains nothing, one of the head or of everything does."""
+    for refresh, first in (("personal", "global"), ("head", "fine-tuned"), ("all", "fine-tuned")):
+        rest: dict[str, Any] = {**OFF, "layers": [1], "warmup": 2, "refresh": refresh, "refresh_epochs": 1}
+        run = trained(methods.fedfac_plus(**rest), evaluate_every=1)
+        assert [r["test"]["model"] for r in run.records] == [first] * 2 + ["fine-tuned"] * 2
+
+
 def test_a_refresh_of_everything_without_anything_personal_is_fedavg_plus() -> None:
     rest: dict[str, Any] = {"layers": [1], "tau": 0, "warmup": 0, "refresh": "all", "refresh_epochs": 2}
     for momentum in (0.0, 0.5):
@@ -327,4 +364,4 @@ def test_a_refresh_of_everything_without_anything_personal_is_fedavg_plus() -> N
     fedavg = trained(methods.fedavg_plus(finetune_epochs=1, server_momentum=0.5), newcomers=0.4)
     assert plus.records[-1]["newcomers"] == fedavg.records[-1]["newcomers"]
     words = message(ConfigError, lambda: methods.fedfac(refresh="everything"))
-    assert words == "refresh is 'everything'. Known: personal, all."
+    assert words == "refresh is 'everything'. Known: personal, head, all."

@@ -11,7 +11,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
@@ -109,21 +109,23 @@ class Phase:
 
     ``trains`` names tensors (buffers too), or is ``PERSONAL``: the numbers that the split of the moment calls
     personal, down to single elements (but no statistics of a normalisation of which a part is shared: batches would
-    change what the shared part sees); or None: everything. ``epochs`` None means the run's local epochs; with 0
-    only ``before`` happens. ``stacks`` promises that the objective looks at targets through ``step.loss`` only and
-    at nothing but tensors, so that many clients may take the step as one; the plain objective does.
+    change what the shared part sees), and the tensors in ``beside``; or None: everything. ``epochs`` None means the
+    run's local epochs; with 0 only ``before`` happens. ``stacks`` promises that the objective looks at targets through
+    ``step.loss`` only and at nothing but tensors, so that many clients may take the step as one; the plain objective
+    does.
     """
 
     trains: frozenset[str] | Literal["personal"] | None = None
+    beside: frozenset[str] = frozenset()
     epochs: int | None = None
     objective: Callable[[Step], Tensor] = supervised
     before: Callable[[Begin], Any] | None = None
     stacks: bool = False
 
 
-def refreshed(epochs: int, trains: Literal["personal"] | None = PERSONAL) -> tuple[Phase, ...]:
-    """A plan's ``refresh`` that trains what is personal, the shared part frozen (or everything); none at 0 epochs."""
-    return (Phase(trains=trains, epochs=epochs),) if epochs else ()
+def refreshed(epochs: int, phase: Phase = Phase(trains=PERSONAL)) -> tuple[Phase, ...]:  # noqa: B008 (frozen)
+    """A plan's ``refresh``: what is personal is trained (or what ``phase`` says), the rest frozen; none at 0 epochs."""
+    return (replace(phase, epochs=epochs),) if epochs else ()
 
 
 NEWCOMER_RULES = ("adapt", "ensemble")
@@ -171,16 +173,16 @@ class Plan:
 
     def evaluates(self, round: int) -> str:
         """Which model is evaluated in a round: the global one, the client's personal one, or a fine-tuned copy."""
-        prepared = any(phase.before is not None for phase in self.refresh)
-        if self.warmup and round <= self.warmup:
-            return "personal" if self.own or prepared else "global"
-        if any(phase.epochs != 0 for phase in self.refresh):
+        warming = self.warmup and round <= self.warmup
+        trained = [phase for phase in self.refresh if phase.epochs != 0]
+        if any(not warming or phase.trains != PERSONAL or phase.beside for phase in trained):
             return "fine-tuned"
-        return "personal" if self.split.kept or prepared else "global"
+        prepared = any(phase.before is not None for phase in self.refresh)
+        return "personal" if prepared or (self.own if warming else self.split.kept) else "global"
 
     def adapts(self, split: Split) -> str:
         """Which model a newcomer gets under a split: an adapted one, or the global one if there is nothing to adapt."""
-        moves = any(p.before is not None or p.trains != PERSONAL or split.kept for p in self.newcomer)
+        moves = any(p.before is not None or p.trains != PERSONAL or p.beside or split.kept for p in self.newcomer)
         return "adapted" if moves else "global"
 
 

@@ -173,12 +173,12 @@ def train_client(
             context = None if phase.before is None else phase.before(Begin(model, data, local.loss))
         trains = phase.trains
         if trains == PERSONAL:  # statistics of which a part is shared stand still, or that part would not be frozen
-            trains = split.own - split.mixed.difference(trainable)
+            trains = (split.own - split.mixed.difference(trainable)) | phase.beside
         chosen = [p for name, p in trainable.items() if trains is None or name in trains]
         epochs = local.epochs if phase.epochs is None else phase.epochs
         if not chosen or not epochs:
             continue
-        held = _held(state, split) if phase.trains == PERSONAL else []
+        held = _held(state, split, phase.beside) if phase.trains == PERSONAL else []
         still = () if trains is None else state.keys() - trains - trainable.keys()  # buffers, mostly
         frozen = {name: state[name].clone() for name in still}
         todo = list(schedule(data.size, epochs, local, seed, purpose, round, client, number))
@@ -249,9 +249,10 @@ def batches(order: npt.NDArray[np.int64], size: int) -> Iterator[Tensor]:
         yield index[start:end]
 
 
-def _held(state: State, split: Split) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _held(state: State, split: Split, beside: frozenset[str]) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Tensors of which only some elements are trained: after a step the others get their old values back."""
-    return [(state[name], split.mask(name, state[name].device), state[name].clone()) for name in sorted(split.mixed)]
+    names = sorted(split.mixed - beside)
+    return [(state[name], split.mask(name, state[name].device), state[name].clone()) for name in names]
 
 
 def _set_modes(model: nn.Module, trainable: dict[str, nn.Parameter], trains: frozenset[str] | None) -> None:

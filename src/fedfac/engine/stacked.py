@@ -98,14 +98,15 @@ def train_clients(
     for number, phase in numbered(phases):
         if phase.before is not None:
             _prepare(model, phase.before, clients, state, local.loss)
-        trains = split.own if phase.trains == PERSONAL else phase.trains
+        trains = split.own | phase.beside if phase.trains == PERSONAL else phase.trains
         chosen = [name for name in trainable if trains is None or name in trains]
         epochs = local.epochs if phase.epochs is None else phase.epochs
         if not chosen or not epochs:
             continue
         held = {}
         if phase.trains == PERSONAL:
-            held = {n: (split.mask(n, total.device), state[n].clone()) for n in split.owners if n in chosen}
+            mixed = [name for name in split.owners if name in chosen and name not in phase.beside]
+            held = {name: (split.mask(name, total.device), state[name].clone()) for name in mixed}
         todo = [list(schedule(c.data.size, epochs, local, seed, purpose, round, c.number, number)) for c in clients]
         _Stack(model, phase, local, state, received, chosen, held, total).take(clients, todo)
         seen += epochs

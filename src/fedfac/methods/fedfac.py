@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from fedfac.anatomy import Anatomy, Layer, LayerKey
 from fedfac.errors import ConfigError, did_you_mean
@@ -36,7 +36,7 @@ Kappa = float | Mapping[LayerKey, float]
 LAST_HIDDEN = (-2,)
 SCHEDULES = ("dynamic", "static")
 HEADS = ("shared", "personal", "split", "copy")
-REFRESHES: dict[str, Literal["personal"] | None] = {"personal": PERSONAL, "all": None}
+REFRESHES = ("personal", "head", "all")
 # paper 3.2: LocalTrain (the personal part is trained, the shared part frozen) and Ensemble
 _NEWCOMERS: dict[str, Any] = {"newcomer": (Phase(trains=PERSONAL),), "newcomer_rules": ("adapt", "ensemble")}
 
@@ -100,7 +100,8 @@ def fedfac(
         Before a client predicts, a copy of its model trains its personal part for so many epochs, the shared part
         frozen: the shared part has moved since the client last trained.
     refresh
-        What a refresh trains, and a newcomer that adapts: the ``"personal"`` part, or ``"all"``, as FedAvg+ does.
+        What a refresh trains, and a newcomer that adapts: the ``"personal"`` part, that and the ``"head"`` (which may
+        be shared in training), or ``"all"``, as FedAvg+ does.
     prior
         Class frequencies: so much of log π_c is added to client c's outputs, so that weights need not learn which
         classes a client has (:mod:`fedfac.methods.prior`). With ``head="copy"`` only in prediction, and only as far as
@@ -376,9 +377,10 @@ def _by_element(
         Threshold.parse(value)
 
     def plan(anatomy: Anatomy) -> Plan:
-        trains = REFRESHES[refresh]
+        beside = anatomy.last(1) if refresh == "head" else frozenset()
+        makes_own = Phase(trains=None if refresh == "all" else PERSONAL, beside=beside)
         rest: dict[str, Any] = {**_NEWCOMERS, "warmup": warmup, "average": average}
-        rest |= {"refresh": refreshed(refresh_epochs, trains), "newcomer": (Phase(trains=trains),)}
+        rest |= {"refresh": refreshed(refresh_epochs, makes_own), "newcomer": (makes_own,)}
         asked = _chosen(anatomy, layers, head)
         wanted = per_layer("tau", tau, anatomy, asked)
         thresholds = {layer: Threshold.parse(value, hysteresis) for layer, value in wanted.items()}
