@@ -39,7 +39,7 @@ def aggregate(server: State, sums: Sums, split: Split, *, before: Split, rate: f
         mean = sums.values[name] / sums.weight
         if rate != 1:
             moved = old.double() + rate * (mean - old.double())
-            if name in split.owners and name in before.owners:
+            if name in split.cut and name in before.cut:
                 mask = split.mask(name, mean.device)
                 fresh = (mask & ~before.mask(name, mean.device))[mask]
                 moved = torch.where(fresh, mean, moved)
@@ -67,9 +67,9 @@ def with_momentum(
         if name in velocity:
             step = step.add(velocity[name], alpha=momentum)
         state[name] = old[name] + step
-        if name in split.owners:
+        if name in split.cut:
             goes_on = split.mask(name, step.device)
-            if name in before.owners:
+            if name in before.cut:
                 goes_on = goes_on & before.mask(name, step.device)
             state[name] = torch.where(goes_on, state[name], new[name])
             step = step * goes_on

@@ -155,7 +155,7 @@ def _check_sums(method: Method, watched: Watched) -> None:
         if sums.values.keys() & split.personal_tensors:
             raise MethodError(f"{method}: personal tensors are in the sums that cross to the server")
         for name, value in sums.values.items():
-            wanted = int(split.mask(name).sum()) if name in split.owners else torch.Size(split.shapes[name]).numel()
+            wanted = int(split.mask(name).sum()) if name in split.cut else torch.Size(split.shapes[name]).numel()
             if value.numel() != wanted:
                 raise MethodError(
                     f"{method}: {value.numel()} numbers of {name} cross to the server, but {wanted} are shared"

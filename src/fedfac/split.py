@@ -48,8 +48,9 @@ class Split:
 
     ``shapes`` names every tensor. One in ``owners`` is decided by the mask of a layer (True = shared);
     one in ``personal_tensors`` is wholly personal; every other one is wholly shared. Of those in ``copies`` the mean
-    goes to the server like that of any shared one, but each client trains on from a copy of its own; before it
-    predicts, the copy moves that share of the way to the server's.
+    goes to the server as a whole, like that of any shared one, but each client trains on from a copy of its own (of a
+    tensor in ``owners``: from its own personal elements); before it predicts, what is its own moves that share of the
+    way to the server's.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -65,9 +66,9 @@ class Split:
         twice = self.personal_tensors & self.owners.keys()
         if twice:
             raise ConfigError(f"the split places tensors both as a whole and by element: {sorted(twice)}")
-        neither = self.copies.keys() & (self.personal_tensors | self.owners.keys())
+        neither = self.copies.keys() & self.personal_tensors
         if neither:
-            raise ConfigError(f"only shared tensors can have copies; these are not shared: {sorted(neither)}")
+            raise ConfigError(f"only shared tensors can have copies; these are personal: {sorted(neither)}")
         named = {layer for layer, _ in self.owners.values()}
         if named != set(self.masks):
             raise ConfigError(f"the split has masks for {sorted(self.masks)}, its tensors name {sorted(named)}")
@@ -127,7 +128,12 @@ class Split:
     def own(self) -> frozenset[str]:
         """The tensors of which some numbers are a client's own: of those that are decided by element, not all are."""
         split = (name for name in self.owners if not all(self._sides(name)))
-        return frozenset(self.personal_tensors).union(self.copies, split)
+        return frozenset(self.personal_tensors).union(self.copies.keys() - self.owners.keys(), split)
+
+    @cached_property
+    def cut(self) -> frozenset[str]:
+        """The tensors of which the server gets some numbers, and not the others."""
+        return frozenset(self.owners.keys() - self.copies.keys())
 
     @cached_property
     def mixed(self) -> frozenset[str]:
@@ -183,7 +189,7 @@ class Split:
         return {}
 
     def shared(self, state: Mapping[str, Tensor]) -> State:
-        """The shared part: whole tensors, and of masked ones the shared numbers only."""
+        """The shared part, which the server gets: whole tensors, and of those that are cut the shared numbers only."""
         return self._part(state, want=True)
 
     def personal(self, state: Mapping[str, Tensor]) -> State:
@@ -193,7 +199,7 @@ class Split:
     def _part(self, state: Mapping[str, Tensor], *, want: bool) -> State:
         part = {}
         for name, tensor in state.items():
-            if name in self.owners:
+            if name in self.cut:
                 place, _ = self._places_on(tensor.device, want=want)[name]
                 part[name] = tensor[place].reshape(-1)
             elif (name not in self.personal_tensors) is want:
@@ -204,7 +210,7 @@ class Split:
         """The whole state from its two parts."""
         state = {}
         for name, shape in self.shapes.items():
-            if name in self.owners:
+            if name in self.cut:
                 tensor = torch.empty(shape, dtype=shared[name].dtype, device=shared[name].device)
                 for part, want in ((shared, True), (personal, False)):
                     place, sizes = self._places_on(tensor.device, want=want)[name]
@@ -258,7 +264,7 @@ class Split:
     def shared_numel(self) -> int:
         """How many numbers are shared: what a client sends in a round."""
         return sum(
-            int(self._masks_on(CPU)[name].sum()) if name in self.owners else torch.Size(shape).numel()
+            int(self._masks_on(CPU)[name].sum()) if name in self.cut else torch.Size(shape).numel()
             for name, shape in self.shapes.items()
             if name not in self.personal_tensors
         )
@@ -316,7 +322,7 @@ class Split:
         if self.personal_tensors:
             lines.append(f"personal: {', '.join(sorted(self.personal_tensors))}")
         if self.copies:
-            lines.append(f"shared, with a copy of each client's own: {', '.join(sorted(self.copies))}")
+            lines.append(f"the server has the mean, each client its own: {', '.join(sorted(self.copies))}")
         whole = [name for name in self.shapes if name not in self.kept]
         lines.append(f"shared: {', '.join(whole) if whole else 'nothing as a whole'}")
         return "\n".join(lines)

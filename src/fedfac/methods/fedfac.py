@@ -36,6 +36,7 @@ Kappa = float | Mapping[LayerKey, float]
 LAST_HIDDEN = (-2,)
 SCHEDULES = ("dynamic", "static")
 HEADS = ("shared", "personal", "split", "copy")
+ELEMENTS = ("personal", "copy")
 REFRESHES = ("personal", "head", "all")
 # paper 3.2: LocalTrain (the personal part is trained, the shared part frozen) and Ensemble
 _NEWCOMERS: dict[str, Any] = {"newcomer": (Phase(trains=PERSONAL),), "newcomer_rules": ("adapt", "ensemble")}
@@ -52,6 +53,7 @@ def fedfac(
     solver: str = "fast",
     norm: str = "follow",
     head: str = "shared",
+    elements: str = "personal",
     warmup: int = 0,
     decay: float = 0.0,
     hysteresis: float = 0.0,
@@ -89,6 +91,9 @@ def fedfac(
         The last layer: ``"shared"`` (the paper), ``"personal"`` beside the split, ``"split"`` itself, by class, or
         ``"copy"``: shared, but every client trains on from a copy of its own, and meets the shared one when it
         predicts (see ``pull``). Under label skew a head of its own is worth more than anything else.
+    elements
+        The personal elements of the layers in Λ: ``"personal"`` (they stay with their client: the paper), or
+        ``"copy"``: their mean goes to the server as well, and clients that have none yet begin there.
     warmup
         So many rounds share everything, the head too, so that personal parts start from a good common point.
     decay
@@ -137,6 +142,7 @@ def fedfac_plus(
     solver: str = "fast",
     norm: str = "follow",
     head: str = "copy",
+    elements: str = "personal",
     warmup: int = 10,
     decay: float = 0.9,
     hysteresis: float = 0.1,
@@ -331,10 +337,14 @@ def _chosen(anatomy: Anatomy, layers: Sequence[LayerKey], head: str) -> tuple[La
     return chosen
 
 
-def _split_of(anatomy: Anatomy, chosen: tuple[Layer, ...], norm: str, head: str, pull: float = 0.0) -> Split:
+def _split_of(
+    anatomy: Anatomy, chosen: tuple[Layer, ...], norm: str, head: str, elements: str = "personal", pull: float = 0.0
+) -> Split:
     """The chosen layers by element, all shared at first, and the head as asked for."""
     split = Split.of(anatomy, layers=chosen, personal=anatomy.last(1) if head == "personal" else (), norm=norm)
-    return replace(split, copies=dict.fromkeys(sorted(anatomy.last(1)), pull)) if head == "copy" else split
+    copies = dict.fromkeys(sorted(anatomy.last(1)), pull) if head == "copy" else {}
+    # an element of one's own is not pulled: it was tried, and does harm (docs/fedfac-plus.md)
+    return replace(split, copies=copies | (dict.fromkeys(split.owners, 0.0) if elements == "copy" else {}))
 
 
 def _by_element(
@@ -350,6 +360,7 @@ def _by_element(
     every_round: bool,
     eta_g: float,
     options: dict[str, Any],
+    elements: str = "personal",
     refresh: str = "personal",
     hysteresis: float = 0.0,
     prior: float = 0.0,
@@ -366,6 +377,8 @@ def _by_element(
         raise ConfigError(f"norm is {norm!r}. {did_you_mean(norm, NORM_OPTIONS)}")
     if head not in HEADS:
         raise ConfigError(f"head is {head!r}. {did_you_mean(head, HEADS)}")
+    if elements not in ELEMENTS:
+        raise ConfigError(f"elements is {elements!r}. {did_you_mean(elements, ELEMENTS)}")
     if refresh not in REFRESHES:
         raise ConfigError(f"refresh is {refresh!r}. {did_you_mean(refresh, REFRESHES)}")
     if not 0 <= pull <= 1:
@@ -387,7 +400,7 @@ def _by_element(
         # with τ = 0 nothing can become personal: nothing is measured, and clients keep nothing
         thresholds = {layer: t for layer, t in thresholds.items() if norm == "personal" or not t.shares_all}
         chosen = tuple(layer for layer in asked if layer.name in thresholds)
-        split = _split_of(anatomy, chosen, norm, head, pull)
+        split = _split_of(anatomy, chosen, norm, head, elements, pull)
         if not chosen:
             return Plan(split=split, **rest)
         return Plan(
@@ -398,7 +411,7 @@ def _by_element(
             **rest,
         )
 
-    recorded = {"layers": list(layers), "tau": tau, "norm": norm, "head": head, "warmup": warmup}
+    recorded = {"layers": list(layers), "tau": tau, "norm": norm, "head": head, "elements": elements, "warmup": warmup}
     recorded |= {"hysteresis": hysteresis, "refresh_epochs": refresh_epochs, "refresh": refresh, "prior": prior}
     recorded |= {"average": average}
     recorded |= {"pull": pull, "statistics": statistics, "server_momentum": server_momentum, "eta_g": eta_g, **options}

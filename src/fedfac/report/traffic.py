@@ -50,10 +50,9 @@ def traffic(
 
 def _shared(split: Split, name: str) -> int:
     """How many numbers of a tensor are shared; every element of a tensor owns equally many."""
-    place = split.place(name)
     numbers = torch.Size(split.shapes[name]).numel()
-    if place != "by element":
-        return numbers if place == "shared" else 0
+    if name not in split.cut:
+        return 0 if name in split.personal_tensors else numbers
     layer, rows = split.owners[name]
     return numbers // rows.count * sum(split.masks[layer][rows.first : rows.first + rows.count])
 

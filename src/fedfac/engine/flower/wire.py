@@ -287,7 +287,7 @@ def _read_part(tensors: State, split: Split) -> State:
 def shared_shapes(split: Split) -> dict[str, tuple[int, ...]]:
     """The tensors of a client's part: whole ones, and of those decided by element the shared numbers in a row."""
     return {
-        name: (int(split.mask(name).sum()),) if name in split.owners else tuple(shape)
+        name: (int(split.mask(name).sum()),) if name in split.cut else tuple(shape)
         for name, shape in split.shapes.items()
         if name not in split.personal_tensors
     }
