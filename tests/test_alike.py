@@ -25,13 +25,13 @@ GROUPS = [
     ["fedfac", "fedfac:refresh_epochs=1:average=0.9"],
     ["fedfac-static:refresh_epochs=1", "fedfac-static"],
     [
-        "fedfac-plus:warmup=1",
-        "fedfac-plus:warmup=1:pull=0",
-        "fedfac-plus:warmup=1:prior=0",
-        "fedfac-plus:warmup=1:average=0:refresh_epochs=0",
+        "fedfac-plus:warmup=1:head=copy",
+        "fedfac-plus:warmup=1:head=copy:pull=0",
+        "fedfac-plus:warmup=1:head=copy:prior=0",
+        "fedfac-plus:warmup=1:head=copy:average=0:refresh_epochs=0",
         "fedfac:head=copy:warmup=1:decay=0.9:hysteresis=0.1:server_momentum=0.5",
     ],
-    ["fedfac-plus:warmup=1:head=shared", "fedfac-plus:warmup=1:head=shared:refresh_epochs=0"],
+    ["fedfac-plus:warmup=1", "fedfac-plus:warmup=1:refresh=personal", "fedfac-plus:warmup=1:refresh_epochs=0"],
 ]
 
 
@@ -98,8 +98,8 @@ def test_what_differs_in_training_is_not_alike() -> None:
     assert training("fedper") != training("fedper", prior=1.0)
     assert training("fedfac") != training("fedfac-static")
     assert training("fedfac", tau="50%") != training("fedfac", tau="75%")
-    assert training("fedfac-plus", head="shared") != training("fedfac-plus", head="shared", prior=0.0)
-    assert training("fedfac-plus") == training("fedfac-plus", prior=0.0)
+    assert training("fedfac-plus") != training("fedfac-plus", prior=0.0)
+    assert training("fedfac-plus", head="copy") == training("fedfac-plus", head="copy", prior=0.0)
     assert training("random") != training("random-redrawn")
 
 

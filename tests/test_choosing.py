@@ -106,7 +106,7 @@ def test_what_trials_train_on() -> None:
 def test_a_session_that_goes_on_from_the_trunk_is_the_one_that_warmed_up() -> None:
     settings = Settings(rounds=5, cohort=5, evaluate_every=9, stack=False)
     local = Local(**LOCAL)
-    method = methods.fedfac_plus(warmup=3, server_momentum=0)
+    method = methods.fedfac_plus(warmup=3, server_momentum=0, prior=0)
     with Session(mlp(), federation("contradictory"), method, local, settings) as straight:
         while not straight.finished:
             straight.step()
@@ -231,15 +231,14 @@ def test_the_short_list() -> None:
         "fedavg+",
         "fedper:warmup=5:refresh_epochs=3",
         "fedfac-plus:layers=2:tau=0:warmup=5:refresh_epochs=3",
-        "fedfac-plus:layers=2:tau=50%:head=shared:warmup=5:refresh_epochs=3",
-        "fedfac-plus:layers=1:tau=50%:head=shared:warmup=5:refresh_epochs=3",
+        "fedfac-plus:layers=2:tau=50%:warmup=5:refresh_epochs=3",
+        "fedfac-plus:layers=1:tau=50%:warmup=5:refresh_epochs=3",
         "local",
     ]
     fewer = candidates({"name": "auto", "layers": [1], "tau": "50%", "warmup": 0}, anatomy, rounds=50, picked=None)
-    assert [c.label for c in fewer][2:5] == [
+    assert [c.label for c in fewer][2:4] == [
         "fedper:warmup=0:refresh_epochs=3",
         "fedfac-plus:layers=1:tau=50%:warmup=0:refresh_epochs=3",
-        "fedfac-plus:layers=1:tau=50%:head=shared:warmup=0:refresh_epochs=3",
     ]
     copied = candidates({"name": "auto", "head": "copy"}, anatomy, rounds=50, picked=None)
     assert [c.asked["head"] for c in copied if c.asked["name"] == "fedfac-plus"] == ["copy", "copy"]

@@ -326,7 +326,7 @@ EVALUATED = {
     "pfedme": "personal",
     "fedfac": "personal",
     "fedfac-static": "personal",
-    "fedfac-plus": "personal",  # two rounds are its warm-up, its prior is its own
+    "fedfac-plus": "fine-tuned",
     "random": "personal",
     "random-redrawn": "personal",
     "all-personal": "personal",

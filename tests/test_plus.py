@@ -26,6 +26,7 @@ from fedfac.training import Local, train_client
 HALF = Threshold.parse("50%")
 OFF: dict[str, Any] = {
     "head": "shared",
+    "refresh": "personal",
     "warmup": 0,
     "decay": 0.0,
     "hysteresis": 0.0,
@@ -89,6 +90,7 @@ def test_a_warm_up_that_never_ends_is_fedavg(head: str) -> None:
         "decay": 0.9,
         "hysteresis": 0.1,
         "refresh_epochs": 2,
+        "refresh": "personal",
         "prior": 0,
         "average": 0,
         "statistics": 0,
@@ -221,7 +223,9 @@ def test_the_first_decision_knows_no_margin_and_later_ones_do() -> None:
 
 @pytest.mark.parametrize("build", [methods.fedfac_plus, methods.fedper, methods.fedrep], ids=lambda b: str(b.__name__))
 def test_refreshing_moves_the_personal_part_of_a_copy_and_nothing_else(build: Any) -> None:
-    options: dict[str, Any] = {"layers": [1], "warmup": 1} if build is methods.fedfac_plus else {}
+    options: dict[str, Any] = {}
+    if build is methods.fedfac_plus:
+        options = {"layers": [1], "warmup": 1, "head": "copy", "refresh": "personal"}
     plain, fresh = (trained(build(refresh_epochs=epochs, **options)) for epochs in (0, 2))
     assert same(plain.server, fresh.server)
     assert fresh.records[-1]["test"]["model"] == "fine-tuned"
@@ -318,7 +322,7 @@ def test_a_refresh_trains_what_is_personal_and_nothing_else_moves() -> None:
 
 @pytest.mark.parametrize("tau", [0, "50%"])
 def test_a_shared_head_can_be_refreshed_beside_what_is_personal(tau: Any) -> None:
-    rest: dict[str, Any] = {**OFF, "layers": [1], "tau": tau, "refresh": "head"}
+    rest: dict[str, Any] = {**OFF, "layers": [1], "tau": tau, "refresh": "head"}  # FedFac+'s default
     plain, fresh = (trained(methods.fedfac_plus(**{**rest, "refresh_epochs": epochs})) for epochs in (0, 2))
     head = Anatomy.of(small_model()).last(1)
     assert same(plain.server, fresh.server)  # in training it is as shared as it was

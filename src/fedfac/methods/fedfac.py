@@ -9,10 +9,10 @@ Where we differ from the paper's text, and why: the correlation comes from sums 
 ``moments``); Σ_ε is diagonal (module ``factor``); an element that has just become shared takes the weighted
 mean of the cohort's weights, since a sum of updates is not defined for it; Λ may include the head.
 
-FedFac+ is FedFac with switches that the paper does not have, each of which can be turned off: a head of its own,
-rounds of warm-up, moments and masks that change slowly, a server with momentum, class frequencies as a prior, a mean of
-the shared part over rounds, normalisation by a client's own statistics, and personal parts that are learned anew from
-there before a client predicts. All of it runs in FedFac's protocol: only sums leave a client. What each is worth:
+FedFac+ is FedFac with switches that the paper does not have, each of which can be turned off: rounds of warm-up, moments
+and masks that change slowly, a server with momentum, class frequencies as a prior, a mean of the shared part over
+rounds, normalisation by a client's own statistics, and a head and personal elements that are learned anew from there
+before a client predicts. All of it runs in FedFac's protocol: only sums leave a client. What each is worth:
 docs/fedfac-plus.md.
 """
 
@@ -90,7 +90,8 @@ def fedfac(
     head
         The last layer: ``"shared"`` (the paper), ``"personal"`` beside the split, ``"split"`` itself, by class, or
         ``"copy"``: shared, but every client trains on from a copy of its own, and meets the shared one when it
-        predicts (see ``pull``). Under label skew a head of its own is worth more than anything else.
+        predicts (see ``pull``). Under label skew a head of one's own, or one that is refreshed, is worth more than
+        anything else.
     elements
         The personal elements of the layers in Λ: ``"personal"`` (they stay with their client: the paper), or
         ``"copy"``: their mean goes to the server as well, and clients that have none yet begin there.
@@ -141,13 +142,13 @@ def fedfac_plus(
     on: str = "weights",
     solver: str = "fast",
     norm: str = "follow",
-    head: str = "copy",
+    head: str = "shared",
     elements: str = "personal",
     warmup: int = 10,
     decay: float = 0.9,
     hysteresis: float = 0.1,
     refresh_epochs: int = 3,
-    refresh: str = "personal",
+    refresh: str = "head",
     prior: float = 1.0,
     average: float = 0.9,
     pull: float = 1.0,
@@ -158,7 +159,7 @@ def fedfac_plus(
 ) -> Method:
     """FedFac+: :func:`fedfac` with its switches on; the parameters are the same.
 
-    With ``head="shared"`` and the other switches at 0 it is FedFac, bit by bit.
+    With the numbers at 0 it is FedFac, bit by bit.
     """
     return _factor_split("fedfac-plus", **locals())
 
