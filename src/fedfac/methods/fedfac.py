@@ -9,8 +9,8 @@ Where we differ from the paper's text, and why: the correlation comes from sums 
 ``moments``); Σ_ε is diagonal (module ``factor``); an element that has just become shared takes the weighted
 mean of the cohort's weights, since a sum of updates is not defined for it; Λ may include the head.
 
-FedFac+ is FedFac with switches that the paper does not have, each of which can be turned off: rounds of warm-up, moments
-and masks that change slowly, a server with momentum, class frequencies as a prior, a mean of the shared part over
+FedFac+ is FedFac with switches that the paper does not have, each of which can be turned off: a warm-up, moments and
+masks that change slowly, a server with momentum, class frequencies as a prior, a mean of the shared part over
 rounds, normalisation by a client's own statistics, and a head and personal elements that are learned anew from there
 before a client predicts. All of it runs in FedFac's protocol: only sums leave a client. What each is worth:
 docs/fedfac-plus.md.
@@ -159,7 +159,7 @@ def fedfac_plus(
 ) -> Method:
     """FedFac+: :func:`fedfac` with its switches on; the parameters are the same.
 
-    With the numbers at 0 it is FedFac, bit by bit.
+    With ``refresh="personal"`` and the numbers at 0 it is FedFac, bit by bit.
     """
     return _factor_split("fedfac-plus", **locals())
 
