@@ -39,7 +39,8 @@ def main() -> None:
     arguments = parser.parse_args()
     tables = of_one_method(read_config(arguments, methods_asked="fedfac-plus"))
     config = Config.from_dict(tables)
-    method = methods.fedfac_plus(tau=0, layers=config.method_options.get("layers", (-2,)))
+    layers = config.method_options.get("layers", (-2,))
+    method = methods.fedfac_plus(tau=0, layers=layers, head="copy", refresh="personal")
     session = experiment.session(
         config,
         method=method,

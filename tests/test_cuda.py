@@ -16,6 +16,7 @@ from fedfac import methods
 from fedfac.conformance import small_federation, small_model
 from fedfac.engine import graphs
 from fedfac.engine.graphs import GraphSteps, GraphSums, Recorder
+from fedfac.method import Method
 from fedfac.newcomers import serve
 from fedfac.seeds import global_stream, stream
 from fedfac.state import same
@@ -24,19 +25,26 @@ from fedfac.training import eager
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 
+METHODS: list[Method] = [
+    *(methods.build(name) for name in sorted(methods.METHODS)),
+    methods.fedfac_plus(warmup=1, elements="copy"),
+    methods.fedfac_plus(warmup=1, head="copy"),
+]
+
+
 def smooth_model() -> nn.Module:
     """No dropout and no batch normalisation: rounding is all that differs between devices."""
     with global_stream(0, "cuda"):
         return nn.Sequential(nn.Conv2d(2, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(96, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-@pytest.mark.parametrize("name", sorted(methods.METHODS))
-def test_a_gpu_gives_what_a_cpu_gives(name: str) -> None:
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: str(m.name))
+def test_a_gpu_gives_what_a_cpu_gives(method: Method) -> None:
     results = [
         fedfac.fit(
             smooth_model(),
             small_federation(),
-            method=methods.build(name),
+            method=method,
             rounds=3,
             cohort=3,
             epochs=1,
@@ -89,19 +97,19 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-@pytest.mark.parametrize("name", sorted(methods.METHODS))
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: str(m.name))
 @pytest.mark.parametrize("kind", ["plain", "dropout and batch norm"])
-def test_replays_are_the_eager_steps(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replays_are_the_eager_steps(method: Method, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = captured(monkeypatch)
     model = smooth_model() if kind == "plain" else small_model()
     arguments: dict[str, Any] = {
         "rounds": 3, "cohort": 4, "epochs": 2, "batch_size": 8, "device": "cuda", "precision": "fp32",
         "deterministic": True, "stack": False, "evaluate_every": 1,
     }  # fmt: skip
-    replayed = fedfac.fit(model, small_federation(), method=methods.build(name), lanes=3, **arguments)
+    replayed = fedfac.fit(model, small_federation(), method=method, lanes=3, **arguments)
     assert made
     one_batch_at_a_time(monkeypatch)
-    eagerly = fedfac.fit(model, small_federation(), method=methods.build(name), lanes=1, **arguments)
+    eagerly = fedfac.fit(model, small_federation(), method=method, lanes=1, **arguments)
     for client in range(3):
         for tensor, value in eagerly.state(client).items():
             torch.testing.assert_close(replayed.state(client)[tensor], value, rtol=1e-3, atol=1e-4)
@@ -169,7 +177,9 @@ def test_scores_are_rows_of_a_table_that_may_be_full(name: str, monkeypatch: pyt
         assert a["accuracy"] == pytest.approx(b["accuracy"], abs=0.04) if a["samples"] else a["accuracy"] is None
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedavg+", "fedper", "fedfac", "fedem", "lg-fedavg", "ditto"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedavg+", "fedper", "fedfac", "fedfac-plus", "fedem", "lg-fedavg", "ditto"]
+)
 def test_newcomers_are_served_by_replays_as_a_cpu_serves_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments: dict[str, Any] = {
         "rounds": 2, "cohort": 3, "epochs": 2, "batch_size": 8, "optimizer": "sgd", "lr": 0.05, "newcomers": 0.4,
