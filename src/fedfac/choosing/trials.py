@@ -9,8 +9,8 @@ not train as FedAvg does (other phases, two models) is trained from the start in
 
 *Judging.* Every stage looks at further clients, drawn at random. A client that has just been trained would flatter
 what is personal, one that never was would damn it. So before a client is judged, a copy of its model trains its
-personal part for three rounds' epochs, whether or not it was in a cohort; where nothing is shared, for as many as it
-would have had by then, from the common start. If its method trains a shared head before it predicts, so does the trial.
+personal part (and a shared head, if its method does so before it predicts) for three rounds' epochs, whether or not it
+was in a cohort; where nothing is shared, for as many as it would have had by then, from the common start.
 Differences are paired by client. A candidate is as good as the best one within noise if it, or one that is further
 behind, is behind by one standard error at most. The simplest of those is never dropped, and is chosen in the end:
 simplest is what keeps the smallest share of the model personal.
@@ -91,9 +91,8 @@ def stand_in(method: Method, *, trunk: int, alone: int) -> Method:
             return replace(asked, refresh=(Phase(trains=PERSONAL),) * alone)
         counts = tuple(phase for phase in asked.refresh if phase.epochs == 0)  # they train nothing
         trained = tuple(p for p in asked.refresh if p.epochs != 0 and (p.trains != PERSONAL or p.beside))
-        if asked.split.kept - asked.own:
-            last = replace(trained[-1], epochs=None) if trained else Phase(trains=PERSONAL)
-            trained = (*(Phase(trains=PERSONAL),) * (CATCH_UP - 1), last)
+        if asked.split.kept - asked.own or any(phase.beside for phase in trained):
+            trained = (replace(trained[-1], epochs=None) if trained else Phase(trains=PERSONAL),) * CATCH_UP
         return replace(asked, warmup=trunk, probe_all=False, refresh=(*counts, *trained))
 
     return replace(method, plan=plan, server_momentum=0.0)  # a few rounds cannot show what it is worth
