@@ -270,6 +270,34 @@ def test_a_file_serves_other_methods_than_it_lists(
     assert "none of the methods has an option 'lairs'" in capsys.readouterr().err
 
 
+def test_methods_can_be_added_to_a_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("grid.toml").write_text(
+        '[data]\nclients = 4\n[train]\nrounds = 1\ncohort = 2\nepochs = 1\n[method]\nlayers = ["fc1"]\n'
+        '[compare]\nmethods = ["fedavg", "fedfac"]\ntime_rounds = 1\n'
+    )
+    start = ["compare", "--config", "grid.toml", "--out", "g", "--quiet", "--methods"]
+    assert main([*start, "fedavg,fedper"]) == 0
+    before = Path("g/fedavg/state.sqlite").stat().st_mtime_ns
+    assert main([*start, "fedfac"]) == 0  # it has the file's layers, which the others do not need
+    found = comparison.load(Path("g"))
+    assert found.methods == ["fedavg", "fedper", "fedfac"]
+    assert found.cells[2].config.method_options == {"layers": ["fc1"]}
+    assert Path("g/fedavg/state.sqlite").stat().st_mtime_ns == before
+    assert comparison.times(found).keys() == set(found.methods)
+    assert Path("g/results.csv").read_text().count("\n") == 4
+    assert main([*start, "fedavg"]) == 0  # none is lost
+    assert comparison.load(Path("g")) == found
+    capsys.readouterr()
+    assert main([*start, "local", "--lr", "0.1"]) == 1
+    assert "g holds another run: tables was" in capsys.readouterr().err
+    assert comparison.load(Path("g")) == found
+    assert main([*start, "local,local"]) == 1
+    assert "each once" in capsys.readouterr().err
+
+
 def test_newcomers_of_a_run_in_tf32_can_be_served_where_there_is_no_gpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

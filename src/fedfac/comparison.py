@@ -79,7 +79,10 @@ def plan(
     vary: Mapping[str, Sequence[Any]] | None = None,
     time_rounds: int = 0,
 ) -> Comparison:
-    """Check every cell, then write down what is compared; a comparison that is already there must be the same."""
+    """Check every cell, then write down what is compared.
+
+    To a comparison that is already there methods can be added; the runs that it has must be the same.
+    """
     wanted = json_like(
         {
             "methods": list(methods),
@@ -89,17 +92,29 @@ def plan(
             "tables": dict(tables),
         }
     )
+    there = _read_plan(out) if is_comparison(out) else None
+    if there is not None:
+        wanted["methods"] = together(there["methods"], methods)
     comparison = _expand(out, wanted)
+    if there is not None and [c for c in comparison.cells if c.method in there["methods"]] != list(load(out).cells):
+        check_same_run(out, {**there, "methods": wanted["methods"]}, wanted)
     for cell in {(c.setting, c.method): c for c in comparison.cells}.values():
         experiment.build(cell.config)  # unknown layers, impossible partitions: fail before anything is written
-    if (out / PLAN).exists():
-        check_same_run(out, _read_plan(out), wanted)
-        return comparison
-    if out.exists() and any(out.iterdir()):
+    if there is None and out.exists() and any(out.iterdir()):
         raise RunError(f"{out} is not empty and holds no comparison: choose another folder")
-    out.mkdir(parents=True, exist_ok=True)
-    atomic_write(out / PLAN, json.dumps(wanted, indent=1) + "\n")
+    if wanted != there:
+        out.mkdir(parents=True, exist_ok=True)
+        atomic_write(out / PLAN, json.dumps(wanted, indent=1) + "\n")
     return comparison
+
+
+def together(there: Sequence[str], more: Sequence[str]) -> list[str]:
+    """The methods that are there, and those that are new.
+
+    >>> together(["fedavg", "fedfac"], ["fedfac", "fedper"])
+    ['fedavg', 'fedfac', 'fedper']
+    """
+    return [*there, *(label for label in more if label not in there)]
 
 
 def load(out: Path) -> Comparison:
@@ -246,7 +261,8 @@ def take_times(comparison: Comparison, *, lanes: int | None = None, device: str 
     The result is kept in the folder.
     """
     rounds = comparison.time_rounds
-    if (known := times(comparison)) or not rounds:
+    known = times(comparison)
+    if not rounds or known.keys() >= set(comparison.methods):
         return known
     configs = {name: comparison.of(comparison.settings[0], name)[0].config for name in comparison.methods}
     seconds = seconds_a_round(configs, rounds, lanes=lanes, device=device)

@@ -1,7 +1,7 @@
 """Train several methods on the same clients, from the same start, with the same cohorts, and print one table.
 
-Methods × settings × seeds; running it again with the same --out trains only what is missing. The folder gets
-results.csv, table.md and table.tex.
+Methods × settings × seeds; running it again with the same --out trains only what is missing, and adds methods that are
+new. The folder gets results.csv, table.md and table.tex.
 """
 
 from __future__ import annotations
@@ -61,13 +61,16 @@ def run(arguments: argparse.Namespace) -> int:
     grid = asked.pop("compare", {})
     listed = grid.get("methods", [])
     labels = _labels(arguments.methods or ",".join(listed) or DEFAULT_METHODS)
+    out = Path(arguments.out) if arguments.out else free_folder("compare")
+    if comparisons.is_comparison(out):
+        labels = comparisons.together(comparisons.load(out).methods, labels)
     _leave_out_options_of_others(asked, labels, listed, arguments)
     vary = {key: list(values) for key, values in grid.get("vary", {}).items()} | dict(map(_vary, arguments.vary))
     seeds = (
         _seeds(arguments.seeds) if arguments.seeds else list(grid.get("seeds", [asked.get("train", {}).get("seed", 0)]))
     )
     comparison = comparisons.plan(
-        Path(arguments.out) if arguments.out else free_folder("compare"),
+        out,
         methods=labels,
         tables=asked,
         seeds=seeds,
