@@ -251,14 +251,18 @@ def test_a_file_can_describe_a_comparison(
     assert json.loads(capsys.readouterr().out)["newcomers"] == last
 
 
+def write_grid(method: str, *, time_rounds: int) -> None:
+    Path("grid.toml").write_text(
+        f"[data]\nclients = 4\n[train]\nrounds = 1\ncohort = 2\nepochs = 1\n[method]\n{method}\n"
+        f'[compare]\nmethods = ["fedavg", "fedfac"]\ntime_rounds = {time_rounds}\n'
+    )
+
+
 def test_a_file_serves_other_methods_than_it_lists(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("grid.toml").write_text(
-        '[data]\nclients = 4\n[train]\nrounds = 1\ncohort = 2\nepochs = 1\n[method]\nlayers = ["fc1"]\neta_g = 0.5\n'
-        '[compare]\nmethods = ["fedavg", "fedfac"]\ntime_rounds = 0\n'
-    )
+    write_grid('layers = ["fc1"]\neta_g = 0.5', time_rounds=0)
     few = ["compare", "--config", "grid.toml", "--methods", "fedavg,fedper", "--quiet", "--out"]
     assert main([*few, "g"]) == 0
     assert [c.config.method_options for c in comparison.load(Path("g")).cells] == [{"eta_g": 0.5}] * 2
@@ -274,10 +278,7 @@ def test_methods_can_be_added_to_a_comparison(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("grid.toml").write_text(
-        '[data]\nclients = 4\n[train]\nrounds = 1\ncohort = 2\nepochs = 1\n[method]\nlayers = ["fc1"]\n'
-        '[compare]\nmethods = ["fedavg", "fedfac"]\ntime_rounds = 1\n'
-    )
+    write_grid('layers = ["fc1"]', time_rounds=1)
     start = ["compare", "--config", "grid.toml", "--out", "g", "--quiet", "--methods"]
     assert main([*start, "fedavg,fedper"]) == 0
     before = Path("g/fedavg/state.sqlite").stat().st_mtime_ns
@@ -293,6 +294,8 @@ def test_methods_can_be_added_to_a_comparison(
     capsys.readouterr()
     assert main([*start, "local", "--lr", "0.1"]) == 1
     assert "g holds another run: tables was" in capsys.readouterr().err
+    assert main([*start, "local", "--time-rounds", "2"]) == 1
+    assert "g holds another run: time_rounds was 1, now 2" in capsys.readouterr().err
     assert comparison.load(Path("g")) == found
     assert main([*start, "local,local"]) == 1
     assert "each once" in capsys.readouterr().err
