@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from fedfac.methods.prior import SHARES
 from fedfac.rounds import Session
 from fedfac.settings import Settings
 from fedfac.split import Split
-from fedfac.state import State, state_of
+from fedfac.state import State
 from fedfac.training import Local
 
 HEAD = ("7.weight", "7.bias")
@@ -138,72 +137,6 @@ def equal_clients(one: fedfac.Result, other: fedfac.Result) -> bool:
     return all(bitwise(one.state(client), other.state(client)) for client in range(5))
 
 
-# --- personal elements of which the server has the mean --------------------------------------------------------------
-
-
-@pytest.mark.parametrize("schedule", ["dynamic", "static"])
-def test_copied_elements_change_what_the_server_knows_and_nothing_of_the_training(schedule: str) -> None:
-    """With everybody in every round; elements that change sides are in it."""
-    plain, copied = (
-        trained(methods.fedfac(layers=[1, 2], schedule=schedule, elements=elements), cohort=5)
-        for elements in ("personal", "copy")
-    )
-    assert plain.split.masks == copied.split.masks
-    sizes = [small_federation().client(client).size for client in range(5)]
-    for client in range(5):
-        assert bitwise(plain.state(client), copied.state(client))
-    assert [r["train_loss"] for r in plain.records] == [r["train_loss"] for r in copied.records]
-    for name in ("0.weight", "0.bias"):
-        own = torch.stack([copied.state(client)[name].double() * sizes[client] for client in range(5)])
-        torch.testing.assert_close(copied.server[name].double(), own.sum(0) / sum(sizes))
-        shared = plain.split.mask(name)
-        assert torch.equal(plain.server[name][shared], copied.server[name][shared])
-        assert not torch.equal(plain.server[name][~shared], copied.server[name][~shared])
-
-
-def test_copied_elements_stay_their_client_s_when_it_predicts() -> None:
-    plain, pulled = (trained(methods.fedfac(layers=[1], elements="copy", pull=p)) for p in (0.0, 1.0))
-    assert equal_clients(plain, pulled)
-    assert not bitwise(plain.state(0), plain.server)
-
-
-@pytest.mark.parametrize("pull", [0.0, 0.25, 1.0])
-def test_a_split_can_pull_them_to_their_mean(pull: float) -> None:
-    anatomy = Anatomy.of(small_model())
-    split = methods.fedfac(layers=[1], elements="copy").plan(anatomy).split.with_masks({"0": [False] * 3 + [True] * 3})
-    split = replace(split, copies=dict.fromkeys(split.copies, pull))
-    server, own = state_of(small_model()), {name: t + 1 for name, t in state_of(small_model()).items()}
-    trains, predicts = split.overlay(server, own), split.overlay(server, own, predicts=True)
-    for name in ("0.weight", "0.bias"):
-        assert torch.equal(trains[name][:3], own[name][:3])
-        assert torch.equal(predicts[name][:3], torch.lerp(own[name], server[name], pull)[:3])
-        assert torch.equal(predicts[name][3:], server[name][3:])
-
-
-def test_who_has_no_elements_of_its_own_begins_at_the_mean() -> None:
-    result = trained(methods.fedfac(layers=[1], elements="copy"), rounds=2, cohort=2, newcomers=0.4)
-    seen = {client for record in result.records for client in record["cohort"]}
-    for client in set(range(3)) - seen:
-        assert bitwise(result.state(client), result.server)
-    plain = trained(methods.fedfac(layers=[1]), rounds=2, cohort=2, newcomers=0.4)
-    assert result.records[-1]["newcomers"] != plain.records[-1]["newcomers"]
-
-
-def test_copied_elements_keep_the_laws_and_are_sent_as_a_whole() -> None:
-    method = methods.fedfac_plus(layers=[1, 2], elements="copy", head="shared", warmup=1)
-    fedfac.check_method(method)
-    anatomy = Anatomy.of(small_model())
-    split = methods.fedfac(layers=[1], elements="copy").plan(anatomy).split.with_masks({"0": [False] * 3 + [True] * 3})
-    state = state_of(small_model())
-    assert split.shared(state).keys() == state.keys()
-    assert split.personal(state) == {}
-    assert bitwise(split.compose(split.shared(state), {}), state)
-    assert split.shared_numel() == sum(tensor.numel() for tensor in state.values())
-    assert Split.from_json(split.to_json()) == split
-    assert split.own == {"0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"}
-    assert split.with_masks({"0": [True] * 6}).own == frozenset()
-
-
 def test_a_split_with_copies_is_a_value() -> None:
     anatomy = Anatomy.of(small_model())
     plain = Split.of(anatomy, layers=[anatomy.layer(1)])
@@ -220,8 +153,8 @@ def test_a_split_with_copies_is_a_value() -> None:
     ("make", "said"),
     [
         (lambda: Split({"a": (1,)}, copies={"b": 0.0}), "does not have: ['b']"),
-        (lambda: Split({"a": (1,)}, frozenset("a"), copies={"a": 0.0}), "these are personal: ['a']"),
-        (lambda: methods.fedfac(elements="shared"), "elements is 'shared'. Known: personal, copy."),
+        (lambda: Split({"a": (1,)}, frozenset("a"), copies={"a": 0.0}), "these are not: ['a']"),
+        (lambda: methods.fedfac(elements="copy"), "elements is 'copy'. Known: personal, refreshed."),
         (lambda: methods.fedfac(pull=1.5), "pull is 1.5; it is a number from 0 (not at all) to 1"),
         (lambda: trained(methods.fedper(average=1.0)), "average is 1.0; the weight of the past"),
         (lambda: trained(methods.fedfac(layers=[-1], head="copy")), "cannot be both copied and one of the layers"),

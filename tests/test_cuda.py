@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 METHODS: list[Method] = [
     *(methods.build(name) for name in sorted(methods.METHODS)),
-    methods.fedfac_plus(warmup=1, elements="copy"),
+    methods.fedfac_plus(warmup=1, elements="refreshed"),
     methods.fedfac_plus(warmup=1, head="copy"),
 ]
 

@@ -182,7 +182,7 @@ class Plan:
 
     def adapts(self, split: Split) -> str:
         """Which model a newcomer gets under a split: an adapted one, or the global one if there is nothing to adapt."""
-        moves = any(p.before is not None or p.trains != PERSONAL or p.beside or split.kept for p in self.newcomer)
+        moves = any(p.before is not None or p.trains != PERSONAL or p.beside or split.own for p in self.newcomer)
         return "adapted" if moves else "global"
 
 

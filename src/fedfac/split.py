@@ -46,11 +46,11 @@ class Change:
 class Split:
     """Where every number of a state lives.
 
-    ``shapes`` names every tensor. One in ``owners`` is decided by the mask of a layer (True = shared);
-    one in ``personal_tensors`` is wholly personal; every other one is wholly shared. Of those in ``copies`` the mean
-    goes to the server as a whole, like that of any shared one, but each client trains on from a copy of its own (of a
-    tensor in ``owners``: from its own personal elements); before it predicts, what is its own moves that share of the
-    way to the server's.
+    ``shapes`` names every tensor. One in ``owners`` is decided by the mask of a layer (True = shared); one in
+    ``personal_tensors`` is wholly personal; every other one is wholly shared. Those in ``copies`` are shared, but each
+    client trains on from a copy of its own; before it predicts, its copy moves that share of the way to the server's.
+    ``anew``: what the masks call personal is trained by all as well, and a client has its own of it only while it
+    predicts, made anew from the server's (by a phase that trains ``PERSONAL``).
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -58,6 +58,7 @@ class Split:
     owners: Mapping[str, tuple[str, Rows]] = field(default_factory=dict)
     masks: Mapping[str, Mask] = field(default_factory=dict)
     copies: Mapping[str, float] = field(default_factory=dict)
+    anew: bool = False
 
     def __post_init__(self) -> None:
         unknown = (self.personal_tensors | self.owners.keys() | self.copies.keys()) - self.shapes.keys()
@@ -66,9 +67,9 @@ class Split:
         twice = self.personal_tensors & self.owners.keys()
         if twice:
             raise ConfigError(f"the split places tensors both as a whole and by element: {sorted(twice)}")
-        neither = self.copies.keys() & self.personal_tensors
+        neither = self.copies.keys() & (self.personal_tensors | self.owners.keys())
         if neither:
-            raise ConfigError(f"only shared tensors can have copies; these are personal: {sorted(neither)}")
+            raise ConfigError(f"only shared tensors can have copies; these are not: {sorted(neither)}")
         named = {layer for layer, _ in self.owners.values()}
         if named != set(self.masks):
             raise ConfigError(f"the split has masks for {sorted(self.masks)}, its tensors name {sorted(named)}")
@@ -122,18 +123,18 @@ class Split:
     @property
     def kept(self) -> frozenset[str]:
         """The tensors that a client keeps: every one that is not shared as a whole, and copies of some that are."""
-        return frozenset(self.personal_tensors).union(self.owners, self.copies)
+        return frozenset(self.personal_tensors).union(self.cut, self.copies)
 
     @cached_property
     def own(self) -> frozenset[str]:
         """The tensors of which some numbers are a client's own: of those that are decided by element, not all are."""
         split = (name for name in self.owners if not all(self._sides(name)))
-        return frozenset(self.personal_tensors).union(self.copies.keys() - self.owners.keys(), split)
+        return frozenset(self.personal_tensors).union(self.copies, split)
 
     @cached_property
     def cut(self) -> frozenset[str]:
         """The tensors of which the server gets some numbers, and not the others."""
-        return frozenset(self.owners.keys() - self.copies.keys())
+        return frozenset() if self.anew else frozenset(self.owners)
 
     @cached_property
     def mixed(self) -> frozenset[str]:
@@ -278,6 +279,7 @@ class Split:
                 "owners": {name: {"layer": layer, **asdict(rows)} for name, (layer, rows) in self.owners.items()},
                 "masks": {layer: mask_text(mask) for layer, mask in self.masks.items()},
                 "copies": dict(self.copies),
+                **({"anew": True} if self.anew else {}),
             }
         )
 
@@ -295,6 +297,7 @@ class Split:
             owners,
             {layer: mask_of(mask) for layer, mask in data["masks"].items()},
             data["copies"],
+            data.get("anew", False),
         )
 
     def _key(self) -> tuple[object, ...]:
@@ -304,6 +307,7 @@ class Split:
             frozenset(self.owners.items()),
             frozenset(self.masks.items()),
             frozenset(self.copies.items()),
+            self.anew,
         )
 
     def __hash__(self) -> int:
@@ -319,6 +323,8 @@ class Split:
         lines = []
         for layer, mask in self.masks.items():
             lines.append(f"{layer}: {sum(mask)} of {len(mask)} elements shared  {mask_text(mask, '█', '░')}")
+        if self.anew and self.masks:
+            lines.append("the others are trained by all, too: a client makes its own of them when it predicts")
         if self.personal_tensors:
             lines.append(f"personal: {', '.join(sorted(self.personal_tensors))}")
         if self.copies:

@@ -156,7 +156,8 @@ class LaneEngine:
                 if outcome.problem is None:
                     apart = split.personal_tensors | split.owners.keys()
                     whole = {name: tensor for name, tensor in held.after.items() if name not in apart}
-                    held.after = {name: tensor for name, tensor in held.after.items() if name in split.kept}
+                    waits = split.kept | split.owners.keys()
+                    held.after = {name: tensor for name, tensor in held.after.items() if name in waits}
                     _add(now.sums, whole, held.samples)
                     now.weight += held.samples
                     now.held[client] = held

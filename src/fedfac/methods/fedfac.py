@@ -36,7 +36,7 @@ Kappa = float | Mapping[LayerKey, float]
 LAST_HIDDEN = (-2,)
 SCHEDULES = ("dynamic", "static")
 HEADS = ("shared", "personal", "split", "copy")
-ELEMENTS = ("personal", "copy")
+ELEMENTS = ("personal", "refreshed")
 REFRESHES = ("personal", "head", "all")
 # paper 3.2: LocalTrain (the personal part is trained, the shared part frozen) and Ensemble
 _NEWCOMERS: dict[str, Any] = {"newcomer": (Phase(trains=PERSONAL),), "newcomer_rules": ("adapt", "ensemble")}
@@ -94,7 +94,9 @@ def fedfac(
         anything else.
     elements
         The personal elements of the layers in Λ: ``"personal"`` (they stay with their client: the paper), or
-        ``"copy"``: their mean goes to the server as well, and clients that have none yet begin there.
+        ``"refreshed"``: all clients train them together, as everything else, and a client makes its own of them in the
+        refresh before it predicts. Then a client keeps nothing from round to round, and a newcomer has all that the
+        others have.
     warmup
         So many rounds share everything, the head too, so that personal parts start from a good common point.
     decay
@@ -344,8 +346,7 @@ def _split_of(
     """The chosen layers by element, all shared at first, and the head as asked for."""
     split = Split.of(anatomy, layers=chosen, personal=anatomy.last(1) if head == "personal" else (), norm=norm)
     copies = dict.fromkeys(sorted(anatomy.last(1)), pull) if head == "copy" else {}
-    # an element of one's own is not pulled: it was tried, and does harm (docs/fedfac-plus.md)
-    return replace(split, copies=copies | (dict.fromkeys(split.owners, 0.0) if elements == "copy" else {}))
+    return replace(split, copies=copies, anew=elements == "refreshed")
 
 
 def _by_element(

@@ -79,6 +79,7 @@ class NetworkEngine:
         self._round = 0
         self._cohort: list[int] = []
         self._trained: dict[int, Trained] = {}
+        self._waits = False  # whether the parts of this round are still with the clients
         self._counted: list[int] = []
         self._gone: dict[int, str] = {}  # who went missing in this round, and why
         self._failed: set[int] = set()  # who said so by itself in the last exchange
@@ -89,7 +90,8 @@ class NetworkEngine:
         rule = self.plan.rule
         decides = self.plan.decides(round)
         measure = rule is not None and rule.measures and decides
-        collect = not decides
+        # parts wait for a decision, unless all numbers of what it is about go out anyway; round 0 only decides
+        collect = not decides or (round > 0 and not split.cut)
         sizes = self.sizes if measure else {}
         self.transport.gather(cohort, self._least())
         requests = {
@@ -97,6 +99,7 @@ class NetworkEngine:
             for client in cohort
         }
         self._trained = self._ask(requests, lambda _, p: wire.read_train(p, split, sizes, collect=collect))
+        self._waits = not collect
         self._check_enough("trained", len(self._trained) + len(self._failed))
         return self._outcomes()
 
@@ -111,7 +114,7 @@ class NetworkEngine:
     def collect(self, split: Split) -> Sums:
         """Σ n_k·(shared part) of those who sent it."""
         missing: dict[int, str] = {}
-        if self.plan.decides(self._round):
+        if self._waits:
             requests = {client: self._request(wire.COLLECT, client, split) for client in self._trained}
             parts = self._ask(
                 requests, lambda client, packet: wire.read_collect(packet, split, self._trained[client].samples)

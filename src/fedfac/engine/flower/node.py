@@ -81,7 +81,7 @@ class Node:
                 folder.keep(request.round, own, last=request.last, masks=split.masks)
             return wire.train_reply(outcome.samples, outcome.loss, measured, part)
         if request.round > 0:
-            whole = {f"part/{name}": t for name, t in part.items() if name not in split.owners}
+            whole = {f"part/{name}": t for name, t in part.items() if name not in split.cut}
             values = {"samples": outcome.samples, "split": split.to_json()}
             folder.hold(request.round, values, whole | {f"own/{name}": t for name, t in own.items()})
         return wire.train_reply(outcome.samples, outcome.loss, measured, None)
