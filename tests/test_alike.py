@@ -29,9 +29,9 @@ GROUPS = [
         "fedfac-plus:warmup=1:head=copy:pull=0",
         "fedfac-plus:warmup=1:head=copy:prior=0",
         "fedfac-plus:warmup=1:head=copy:average=0:refresh_epochs=0",
-        "fedfac:head=copy:warmup=1:decay=0.9:hysteresis=0.1:server_momentum=0.5",
+        "fedfac:head=copy:warmup=1:elements=refreshed:decay=0.9:hysteresis=0.1:server_momentum=0.5",
     ],
-    ["fedfac-plus:warmup=1", "fedfac-plus:warmup=1:refresh=personal", "fedfac-plus:warmup=1:refresh_epochs=0"],
+    ["fedfac-plus:warmup=1", "fedfac-plus:warmup=1:refresh=head", "fedfac-plus:warmup=1:refresh_epochs=0"],
 ]
 
 

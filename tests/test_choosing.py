@@ -230,14 +230,15 @@ def test_the_short_list() -> None:
         "fedavg",
         "fedavg+",
         "fedper:warmup=5:refresh_epochs=3",
-        "fedfac-plus:layers=2:tau=0:warmup=5:refresh_epochs=3",
+        "fedfac-plus:layers=2:tau=0:refresh=head:warmup=5:refresh_epochs=3",
         "fedfac-plus:layers=2:tau=50%:warmup=5:refresh_epochs=3",
         "fedfac-plus:layers=1:tau=50%:warmup=5:refresh_epochs=3",
         "local",
     ]
     fewer = candidates({"name": "auto", "layers": [1], "tau": "50%", "warmup": 0}, anatomy, rounds=50, picked=None)
-    assert [c.label for c in fewer][2:4] == [
+    assert [c.label for c in fewer][2:5] == [
         "fedper:warmup=0:refresh_epochs=3",
+        "fedfac-plus:layers=1:tau=50%:refresh=head:warmup=0:refresh_epochs=3",
         "fedfac-plus:layers=1:tau=50%:warmup=0:refresh_epochs=3",
     ]
     copied = candidates({"name": "auto", "head": "copy"}, anatomy, rounds=50, picked=None)
@@ -341,7 +342,7 @@ def test_a_config_file_and_a_table_for_people(folder: Path, capsys: pytest.Captu
     assert "fedfac-plus:layers=fc1:tau=25%:warmup=3" in out
     chosen = json.loads(Path("runs/digits-fedfac-plus-1/config.json").read_text())["origin"]["method"]
     assert chosen["name"] == "fedfac-plus"
-    assert chosen["tau"] in ("25%", "50%", "75%")
+    assert chosen["tau"] in ("0", "25%", "50%", "75%")
     assert chosen["warmup"] == 3
 
 

@@ -162,7 +162,7 @@ ADAPTED: dict[str, set[str]] = {
     "pfedme": prefixed("own.", NAMES) | {"begun"},
     "fedfac": {"4.weight", "4.bias"},
     "fedfac-static": {"4.weight", "4.bias"},
-    "fedfac-plus": {"log_prior", "1.running_mean", "1.running_var"} | HEAD,  # it is still warming up
+    "fedfac-plus": {"log_prior", "1.running_mean", "1.running_var", "4.weight", "4.bias"},
     "random": {"4.weight", "4.bias"},
     "random-redrawn": {"4.weight", "4.bias"},
     "variance": {"4.weight", "4.bias"},

@@ -26,6 +26,7 @@ from fedfac.training import Local, train_client
 HALF = Threshold.parse("50%")
 OFF: dict[str, Any] = {
     "head": "shared",
+    "elements": "personal",
     "refresh": "personal",
     "warmup": 0,
     "decay": 0.0,
@@ -238,7 +239,7 @@ def test_refreshing_moves_the_personal_part_of_a_copy_and_nothing_else(build: An
             assert torch.equal(tensor[shared], after[name][shared]), name
             moved |= set() if torch.equal(tensor, after[name]) else {name}
     assert moved
-    assert moved <= fresh.split.kept
+    assert moved <= fresh.split.own
 
 
 # --- laws and refusals ---------------------------------------------------------------------------------------------
@@ -322,7 +323,7 @@ def test_a_refresh_trains_what_is_personal_and_nothing_else_moves() -> None:
 
 @pytest.mark.parametrize("tau", [0, "50%"])
 def test_a_shared_head_can_be_refreshed_beside_what_is_personal(tau: Any) -> None:
-    rest: dict[str, Any] = {**OFF, "layers": [1], "tau": tau, "refresh": "head"}  # FedFac+'s default
+    rest: dict[str, Any] = {**OFF, "layers": [1], "tau": tau, "refresh": "head"}
     plain, fresh = (trained(methods.fedfac_plus(**{**rest, "refresh_epochs": epochs})) for epochs in (0, 2))
     head = Anatomy.of(small_model()).last(1)
     assert same(plain.server, fresh.server)  # in training it is as shared as it was

@@ -90,7 +90,8 @@ def stand_in(method: Method, *, trunk: int, alone: int) -> Method:
         if shares_nothing(asked):
             return replace(asked, refresh=(Phase(trains=PERSONAL),) * alone)
         counts = tuple(phase for phase in asked.refresh if phase.epochs == 0)  # they train nothing
-        trained = tuple(p for p in asked.refresh if p.epochs != 0 and (p.trains != PERSONAL or p.beside))
+        anew = asked.split.anew  # then the refresh is all there is: nothing has to be caught up with
+        trained = tuple(p for p in asked.refresh if p.epochs != 0 and (anew or p.trains != PERSONAL or p.beside))
         if asked.split.kept - asked.own or any(phase.beside for phase in trained):
             trained = (replace(trained[-1], epochs=None) if trained else Phase(trains=PERSONAL),) * CATCH_UP
         return replace(asked, warmup=trunk, probe_all=False, refresh=(*counts, *trained))

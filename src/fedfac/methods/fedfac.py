@@ -11,8 +11,8 @@ mean of the cohort's weights, since a sum of updates is not defined for it; Λ m
 
 FedFac+ is FedFac with switches that the paper does not have, each of which can be turned off: a warm-up, moments and
 masks that change slowly, a server with momentum, class frequencies as a prior, a mean of the shared part over
-rounds, normalisation by a client's own statistics, and a head and personal elements that are learned anew from there
-before a client predicts. All of it runs in FedFac's protocol: only sums leave a client. What each is worth:
+rounds, normalisation by a client's own statistics, and personal elements that all clients train together and each
+makes its own from there before it predicts. All of it runs in FedFac's protocol: only sums leave a client. What each is worth:
 docs/fedfac-plus.md.
 """
 
@@ -145,12 +145,12 @@ def fedfac_plus(
     solver: str = "fast",
     norm: str = "follow",
     head: str = "shared",
-    elements: str = "personal",
-    warmup: int = 10,
+    elements: str = "refreshed",
+    warmup: int = 0,
     decay: float = 0.9,
     hysteresis: float = 0.1,
     refresh_epochs: int = 3,
-    refresh: str = "head",
+    refresh: str = "personal",
     prior: float = 1.0,
     average: float = 0.9,
     pull: float = 1.0,
@@ -161,7 +161,7 @@ def fedfac_plus(
 ) -> Method:
     """FedFac+: :func:`fedfac` with its switches on; the parameters are the same.
 
-    With ``refresh="personal"`` and the numbers at 0 it is FedFac, bit by bit.
+    With ``elements="personal"`` and the numbers at 0 it is FedFac, bit by bit.
     """
     return _factor_split("fedfac-plus", **locals())
 
