@@ -231,15 +231,15 @@ def test_the_short_list() -> None:
         "fedavg+",
         "fedper:warmup=5:refresh_epochs=3",
         "fedfac-plus:layers=2:tau=0:refresh=head:warmup=5:refresh_epochs=3",
-        "fedfac-plus:layers=2:tau=50%:warmup=5:refresh_epochs=3",
-        "fedfac-plus:layers=1:tau=50%:warmup=5:refresh_epochs=3",
+        "fedfac-plus:layers=2:tau=50%:elements=personal:refresh=head:warmup=5:refresh_epochs=3",
+        "fedfac-plus:layers=1:tau=50%:elements=personal:refresh=head:warmup=5:refresh_epochs=3",
         "local",
     ]
     fewer = candidates({"name": "auto", "layers": [1], "tau": "50%", "warmup": 0}, anatomy, rounds=50, picked=None)
     assert [c.label for c in fewer][2:5] == [
         "fedper:warmup=0:refresh_epochs=3",
         "fedfac-plus:layers=1:tau=50%:refresh=head:warmup=0:refresh_epochs=3",
-        "fedfac-plus:layers=1:tau=50%:warmup=0:refresh_epochs=3",
+        "fedfac-plus:layers=1:tau=50%:elements=personal:refresh=head:warmup=0:refresh_epochs=3",
     ]
     copied = candidates({"name": "auto", "head": "copy"}, anatomy, rounds=50, picked=None)
     assert [c.asked["head"] for c in copied if c.asked["name"] == "fedfac-plus"] == ["copy", "copy"]

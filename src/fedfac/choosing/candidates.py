@@ -22,9 +22,13 @@ TRIAL_ROUNDS = "trial_rounds"
 SHORTLIST = ("fedavg", "fedavg+", "fedper", "fedfac-plus", "local")
 NO_SPLIT = "0"  # τ: every element is shared, whatever Λ is
 TAUS = (NO_SPLIT, "25%", "50%", "75%")  # of one method
-# in the short list: a head that is refreshed, or elements (docs/fedfac-plus.md)
+# in the short list: a head that is refreshed, or elements of one's own as well. (Elements that are refreshed need class
+# frequencies in the training, which trials that branch off from FedAvg cannot show: docs/choosing.md.)
 VARIANTS: Mapping[str, Sequence[Mapping[str, str]]] = {
-    "fedfac-plus": ({"layers": AUTO, "tau": NO_SPLIT, "refresh": "head"}, {"layers": AUTO, "tau": "50%"})
+    "fedfac-plus": (
+        {"layers": AUTO, "tau": NO_SPLIT, "refresh": "head"},
+        {"layers": AUTO, "tau": "50%", "elements": "personal", "refresh": "head"},
+    )
 }
 REFRESH_EPOCHS = 3
 WARMUP = (2, 10)  # at least, at most; between them a tenth of the run
