@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from helpers import bitwise
 import fedfac
 from fedfac import methods
 from fedfac.anatomy import Anatomy
+from fedfac.cli import main
 from fedfac.conformance import small_federation, small_model
 from fedfac.method import Method
 from fedfac.split import Split
@@ -101,3 +103,10 @@ def test_it_is_a_part_of_the_split_s_value() -> None:
     assert Split.from_json(anew.to_json()) == anew
     assert "anew" not in plain.to_json()  # runs of earlier versions go on
     assert anew.with_masks({"0": [False] * 6}).anew
+
+
+def test_inspect_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for elements, said in (("refreshed", True), ("personal", False)):
+        trained(refreshed(elements=elements), out=tmp_path / elements)
+        assert main(["inspect", str(tmp_path / elements)]) == 0
+        assert ("a client makes its own of them" in capsys.readouterr().out) is said

@@ -58,6 +58,7 @@ def gather(run: RunDirectory) -> dict[str, Any]:
         "test": next((r["test"] for r in reversed(records) if "test" in r), {}),
         "newcomers": last_newcomers(records),
         "layers": layers,
+        "anew": split.anew,
         "personal_tensors": sorted(split.personal_tensors),
         "choice": run.config.get("choice"),
         "clients": sorted(run.clients(), key=lambda c: (c["accuracy"] is None, c["accuracy"], c["loss"])),
@@ -95,6 +96,8 @@ def show(facts: dict[str, Any], top: int) -> None:
         kept = entry["kept_by_round"]
         if len(kept) > 1:
             console.print(f"  kept their side, round by round: {kept[1]:.0%} {sparkline(kept[1:])} {kept[-1]:.0%}")
+    if facts["layers"] and facts["anew"]:
+        console.print("\npersonal elements are trained by all; a client makes its own of them before it predicts")
     if facts["personal_tensors"]:
         console.print(f"\nwholly personal: {', '.join(facts['personal_tensors'])}", soft_wrap=True)
     if facts["clients"]:
