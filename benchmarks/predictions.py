@@ -40,7 +40,7 @@ def main() -> None:
     tables = of_one_method(read_config(arguments, methods_asked="fedfac-plus"))
     config = Config.from_dict(tables)
     layers = config.method_options.get("layers", (-2,))
-    method = methods.fedfac_plus(tau=0, layers=layers, head="copy", refresh="personal")
+    method = methods.fedfac_plus(tau=0, layers=layers, head="copy", warmup=10)
     session = experiment.session(
         config,
         method=method,

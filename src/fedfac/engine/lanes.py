@@ -150,13 +150,13 @@ class LaneEngine:
             return done
 
         outcomes: dict[int, Outcome] = {}
+        apart = split.personal_tensors | split.owners.keys()
+        waits = apart | split.kept
         for done in self._in_order(_groups(cohort, stacked.GROUP if self.stacked else 1), prepare, work):
             for client, outcome, held in done:
                 outcomes[client] = outcome
                 if outcome.problem is None:
-                    apart = split.personal_tensors | split.owners.keys()
                     whole = {name: tensor for name, tensor in held.after.items() if name not in apart}
-                    waits = split.kept | split.owners.keys()
                     held.after = {name: tensor for name, tensor in held.after.items() if name in waits}
                     _add(now.sums, whole, held.samples)
                     now.weight += held.samples

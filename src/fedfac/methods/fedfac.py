@@ -95,8 +95,8 @@ def fedfac(
     elements
         The personal elements of the layers in Λ: ``"personal"`` (they stay with their client: the paper), or
         ``"refreshed"``: all clients train them together, as everything else, and a client makes its own of them in the
-        refresh before it predicts. Then a client keeps nothing from round to round, and a newcomer has all that the
-        others have.
+        refresh before it predicts. Then a client keeps no weights from round to round, and a newcomer has all that
+        the others have.
     warmup
         So many rounds share everything, the head too, so that personal parts start from a good common point.
     decay
