@@ -19,7 +19,7 @@ import fedfac
 from fedfac.cli import COMMANDS, main
 
 QUICK = ["--clients", "6", "--rounds", "3", "--cohort", "3", "--epochs", "1"]
-COMMAND = [sys.executable, "-c", "import sys; from fedfac.cli import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-m", "fedfac"]
 
 
 @pytest.fixture(autouse=True)
