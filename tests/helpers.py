@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-torch.set_num_threads(1)  # the tensors here are small: more threads would only wait for each other
+# the matrices here are small, and tests run side by side: more threads would only wait for each other
+torch.set_num_threads(1)
+threadpool_limits(1)
 
 
 def bits(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:

@@ -16,13 +16,10 @@ import torch
 from helpers import message
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recording import moments_of_a_run
 from torch import nn
 
-from fedfac import experiment
 from fedfac.anatomy import Anatomy
-from fedfac.config import Config
-from fedfac.conformance import Watched
-from fedfac.engine.protocol import Engine
 from fedfac.errors import ConfigError, LayerError
 from fedfac.factor import factor_analysis
 from fedfac.moments import Additive, Moments, Spread
@@ -227,21 +224,7 @@ def test_a_rule_says_which_sums_it_needs() -> None:
 
 @pytest.fixture(scope="module")
 def recorded() -> list[Moments]:
-    """The sums of a short run of FedFac on the digits, round by round."""
-    watched: list[Watched] = []
-
-    def watch(inner: Engine) -> Engine:
-        watched.append(Watched(inner))
-        return watched[-1]
-
-    config = {
-        "data": {"name": "digits", "clients": 20},
-        "method": {"name": "fedfac", "layers": ["fc1"]},
-        "train": {"rounds": 12, "cohort": 6, "epochs": 2, "batch_size": 16, "evaluate_every": 12},
-    }
-    experiment.session(Config.from_dict(config), engine=watch).drive()
-    sums = [made["fc1"] for made in watched[0].moments_seen]
-    return [total for total in sums if isinstance(total, Moments)]
+    return moments_of_a_run("cnn")
 
 
 def decisions(recorded: list[Moments], solver: str, kappa: float = 0.85) -> list[Scores]:
