@@ -29,6 +29,7 @@ METHODS: list[Method] = [
     *(methods.build(name) for name in sorted(methods.METHODS)),
     methods.fedfac_plus(warmup=1, elements="refreshed"),
     methods.fedfac_plus(warmup=1, head="copy"),
+    methods.fedfac_plus(smoothing="learned"),
 ]
 
 

@@ -77,7 +77,10 @@ def test_a_stacked_run_is_the_run_of_the_lanes(name: str, optimizer: dict[str, A
     alike(one, many)
 
 
-@pytest.mark.parametrize("options", [{"warmup": 1}, {"warmup": 0, "head": "personal"}, {"warmup": 1, "head": "shared"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"warmup": 1}, {"warmup": 0, "head": "personal"}, {"warmup": 1, "head": "shared"}, {"smoothing": "learned"}],
+)
 def test_fedfac_plus_is_stacked_with_the_priors_that_clients_count(options: dict[str, Any]) -> None:
     method = methods.fedfac_plus(layers=[2], **options)
     one, many = (run(stack, method, rounds=4, newcomers=0.3) for stack in (False, True))

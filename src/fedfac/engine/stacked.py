@@ -110,7 +110,7 @@ def train_clients(
         todo = [list(schedule(c.data.size, epochs, local, seed, purpose, round, c.number, number)) for c in clients]
         _Stack(model, phase, local, state, received, chosen, held, total).take(clients, todo)
         seen += epochs
-    finite = torch.stack([torch.isfinite(t).flatten(1).all(1) for t in state.values()]).all(0).tolist()
+    finite = torch.stack([torch.isfinite(t).reshape(len(t), -1).all(1) for t in state.values()]).all(0).tolist()
     losses = [value / (seen * c.data.size) if seen else 0.0 for value, c in zip(total.tolist(), clients, strict=True)]
     done: list[tuple[Outcome, State] | None] = [None] * len(group)
     for place, rank in enumerate(ranks):

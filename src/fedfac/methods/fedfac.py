@@ -26,6 +26,7 @@ from fedfac.anatomy import Anatomy, Layer, LayerKey
 from fedfac.errors import ConfigError, did_you_mean
 from fedfac.factor import ESTIMATORS, check_kappa
 from fedfac.method import PERSONAL, Method, Phase, Plan, at_least_zero, refreshed
+from fedfac.methods.common_prior import with_frequencies
 from fedfac.methods.own_statistics import with_statistics
 from fedfac.methods.prior import with_prior
 from fedfac.rules import SOLVERS, FactorRule, RandomRule, Rule, Threshold, VarianceRule, check_decay, per_layer
@@ -60,6 +61,7 @@ def fedfac(
     refresh_epochs: int = 0,
     refresh: str = "personal",
     prior: float = 0.0,
+    smoothing: str = "fixed",
     average: float = 0.0,
     pull: float = 0.0,
     statistics: float = 0.0,
@@ -114,6 +116,10 @@ def fedfac(
         Class frequencies: so much of log π_c is added to client c's outputs, so that weights need not learn which
         classes a client has (:mod:`fedfac.methods.prior`). With ``head="copy"`` only in prediction, and only as far as
         it makes the client's own training samples more likely. Without classes: nothing.
+    smoothing
+        What is added to a client's counts of classes: half a sample of each (``"fixed"``), or as many samples as all
+        clients together find best, of frequencies that they have in common (``"learned"``,
+        :mod:`fedfac.methods.common_prior`): for clients with few samples of many classes.
     average
         Clients predict with a mean of the server's states over rounds, in which the past weighs so much (.9: about
         the last ten rounds); they go on training from the last one.
@@ -152,6 +158,7 @@ def fedfac_plus(
     refresh_epochs: int = 3,
     refresh: str = "personal",
     prior: float = 1.0,
+    smoothing: str = "fixed",
     average: float = 0.9,
     pull: float = 1.0,
     statistics: float = 0.5,
@@ -366,6 +373,7 @@ def _by_element(
     refresh: str = "personal",
     hysteresis: float = 0.0,
     prior: float = 0.0,
+    smoothing: str = "fixed",
     average: float = 0.0,
     pull: float = 0.0,
     statistics: float = 0.0,
@@ -415,7 +423,7 @@ def _by_element(
 
     recorded = {"layers": list(layers), "tau": tau, "norm": norm, "head": head, "elements": elements, "warmup": warmup}
     recorded |= {"hysteresis": hysteresis, "refresh_epochs": refresh_epochs, "refresh": refresh, "prior": prior}
-    recorded |= {"average": average}
+    recorded |= {"smoothing": smoothing, "average": average}
     recorded |= {"pull": pull, "statistics": statistics, "server_momentum": server_momentum, "eta_g": eta_g, **options}
     predicts = {"refresh_epochs", "refresh", "average", "pull", "statistics"} | ({"prior"} if head == "copy" else set())
     method = Method(
@@ -427,4 +435,4 @@ def _by_element(
         predicts=frozenset(predicts),
         trains_as="fedfac" if name.startswith("fedfac") else None,
     )
-    return with_statistics(with_prior(method, prior, trained=head != "copy"), statistics)
+    return with_statistics(with_frequencies(method, prior, smoothing, trained=head != "copy"), statistics)

@@ -15,11 +15,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError
 from fedfac.method import PERSONAL, Method, Phase, Plan, at_least_one, at_least_zero, refreshed
+from fedfac.methods.common_prior import with_frequencies
 from fedfac.methods.own_statistics import with_statistics
-from fedfac.methods.prior import with_prior
 from fedfac.split import Split
 
 
@@ -29,6 +31,7 @@ def fedper(
     warmup: int = 0,
     refresh_epochs: int = 0,
     prior: float = 0.0,
+    smoothing: str = "fixed",
     average: float = 0.0,
     statistics: float = 0.0,
     server_momentum: float = 0.0,
@@ -38,8 +41,9 @@ def fedper(
 
     Not in the paper, and off by default: ``warmup`` rounds that share everything, ``refresh_epochs`` on the
     personal layers (of a copy) before a client predicts, class frequencies as a ``prior``
-    (:mod:`fedfac.methods.prior`), predictions with an ``average`` over rounds, normalisation by a client's own
-    ``statistics`` (:mod:`fedfac.methods.own_statistics`) and a server with momentum: FedFac+'s switches.
+    (:mod:`fedfac.methods.prior`) with their ``smoothing`` (:mod:`fedfac.methods.common_prior`), predictions with an
+    ``average`` over rounds, normalisation by a client's own ``statistics`` (:mod:`fedfac.methods.own_statistics`) and a
+    server with momentum: FedFac+'s switches.
     """
     at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
 
@@ -48,8 +52,9 @@ def fedper(
         refresh = refreshed(refresh_epochs)
         return Plan(split=split, warmup=warmup, refresh=refresh, average=average, newcomer=(Phase(trains=PERSONAL),))
 
-    options = {"personal_layers": personal_layers, "warmup": warmup, "refresh_epochs": refresh_epochs, "prior": prior}
-    options |= {"average": average, "statistics": statistics, "server_momentum": server_momentum}
+    options: dict[str, Any] = {"personal_layers": personal_layers, "warmup": warmup, "refresh_epochs": refresh_epochs}
+    options |= {"prior": prior, "smoothing": smoothing, "average": average, "statistics": statistics}
+    options |= {"server_momentum": server_momentum}
     method = Method(
         name="fedper",
         plan=plan,
@@ -58,7 +63,7 @@ def fedper(
         options={**options, "eta_g": eta_g},
         predicts=frozenset({"refresh_epochs", "average", "statistics"}),
     )
-    return with_statistics(with_prior(method, prior), statistics)
+    return with_statistics(with_frequencies(method, prior, smoothing), statistics)
 
 
 def fedrep(

@@ -72,11 +72,10 @@ class Counted:
     def __call__(self, begin: Begin) -> None:
         """Write strength · log π_c into the model."""
         prior: Tensor = getattr(begin.model, BUFFER)
-        counts = torch.full_like(prior, SMOOTHING, dtype=torch.float64)
-        for _, targets in _batches(begin.data):
-            if targets.is_floating_point():
-                return  # real targets have no classes
-            counts += torch.bincount(targets.flatten(), minlength=len(counts))
+        counts = class_counts(begin.data, prior)
+        if counts is None:
+            return
+        counts += SMOOTHING
         prior.zero_()
         prior.copy_(self.strength * self.share(begin, counts) * (counts / counts.sum()).log())
 
@@ -107,6 +106,16 @@ class Fitted(Counted):
         return shares[losses.argmin()]
 
 
+def class_counts(data: ClientData, like: Tensor) -> Tensor | None:
+    """How many training samples of each class a client has; None where targets are real numbers."""
+    counts = torch.zeros_like(like, dtype=torch.float64)
+    for _, targets in _batches(data):
+        if targets.is_floating_point():
+            return None
+        counts += torch.bincount(targets.flatten(), minlength=len(counts))
+    return counts
+
+
 def _batches(data: ClientData) -> Iterator[tuple[Any, Tensor]]:
     for index in torch.split(data.train, BATCH):
         yield data.pool.batch(index)
@@ -125,8 +134,12 @@ def _wrapped(model: nn.Module) -> nn.Module:
 
 
 def _add(module: nn.Module, inputs: Any, outputs: Any) -> Any:  # noqa: ARG001
-    prior: Tensor = getattr(module, BUFFER)
-    if isinstance(outputs, Tensor) and outputs.ndim == len(prior) == 1:  # one real number for every sample
+    return added(outputs, getattr(module, BUFFER))
+
+
+def added(outputs: Any, prior: Tensor) -> Any:
+    """Outputs with one number for every class added to them; one real number for every sample stays what it is."""
+    if isinstance(outputs, Tensor) and outputs.ndim == len(prior) == 1:
         return outputs
     if not isinstance(outputs, Tensor) or outputs.ndim < 2 or outputs.shape[1] != len(prior):
         came = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
