@@ -153,23 +153,6 @@ def test_rates_that_are_far_too_large_are_survived(options: dict[str, Any]) -> N
     assert all(bool(torch.isfinite(tensor).all()) for tensor in result.server.values())
 
 
-@pytest.mark.parametrize("columns", [1, 2])
-def test_without_classes_it_does_nothing(columns: int) -> None:
-    x = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
-    y = x[:, 0] if columns == 1 else x[:, :2]
-    real = fedfac.Federation.from_arrays([(x, y), (-x, y)])
-    last = [nn.Flatten(0)] if columns == 1 else []
-    with global_stream(0, "model"):
-        model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, columns), *last)
-    plain, prior = (
-        fedfac.fit(
-            model, real, method=method, loss=nn.functional.mse_loss, **SHORT | {"cohort": 2, "stack": False}
-        )
-        for method in (methods.fedper(), methods.fedper(**LEARNED))
-    )  # fmt: skip
-    assert [r["test"]["loss"] for r in plain.records] == [r["test"]["loss"] for r in prior.records]
-
-
 def test_without_strength_it_is_the_method_itself_bit_by_bit() -> None:
     runs = [
         fedfac.fit(small_model(), small_federation(), method=method, **SHORT)

@@ -103,8 +103,9 @@ def test_it_carries_a_shared_model_over_skewed_clients() -> None:
     assert accuracy[1.0] > accuracy[0.0] + 0.05
 
 
+@pytest.mark.parametrize("smoothing", ["fixed", "learned"])
 @pytest.mark.parametrize("columns", [1, 2])
-def test_without_classes_it_does_nothing(columns: int) -> None:
+def test_without_classes_it_does_nothing(columns: int, smoothing: str) -> None:
     x = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
     y = x[:, 0] if columns == 1 else x[:, :2]
     federation = fedfac.Federation.from_arrays([(x, y), (-x, y)])
@@ -113,8 +114,8 @@ def test_without_classes_it_does_nothing(columns: int) -> None:
         model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, columns), *last)
     plain, prior = (
         fedfac.fit(
-            model, federation, method=methods.fedper(prior=strength), loss=nn.functional.mse_loss,
-            **SHORT | {"cohort": 2, "stack": False},
+            model, federation, method=methods.fedper(prior=strength, smoothing=smoothing),
+            loss=nn.functional.mse_loss, **SHORT | {"cohort": 2, "stack": False},
         )
         for strength in (0.0, 1.0)
     )  # fmt: skip
