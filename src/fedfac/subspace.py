@@ -24,7 +24,6 @@ class Leading:
     """What the ``factors`` leading eigenvectors make up of the diagonals of matrices that differ in their diagonal."""
 
     def __init__(self, factors: int, size: int) -> None:
-        self.factors = factors
         self.lower = size - factors <= factors  # which end is carried along; the lower one of −matrix is the upper one
         self.wanted = size - factors if self.lower else factors
         self.width = self.wanted + max(8, self.wanted // 8)
@@ -36,7 +35,7 @@ class Leading:
     def explained(self, matrix: Tensor) -> Tensor:
         """Σ_{m≤G} max(λ_m, 0)·u_m², one number for every row."""
         turned = matrix if self.lower else -matrix
-        found = self._followed(turned) if self._block is not None else None
+        found = self._followed(turned)
         if found is None:
             values, vectors = torch.linalg.eigh(turned)
             self._bound = float(values[-1])
@@ -70,9 +69,8 @@ class Leading:
         inner = torch.linalg.solve_triangular(lower, block.T @ (matrix @ block), upper=False)
         inner = torch.linalg.solve_triangular(lower, inner.T, upper=False)
         values, turn = torch.linalg.eigh((inner + inner.T) / 2)
-        if (
-            self.lower and float(values[self.wanted]) < 0
-        ):  # a leading eigenvalue below 0 counts as 0, so it must be known
+        # a leading eigenvalue below 0 counts as 0, and the other end cannot tell how far below it is
+        if self.lower and float(values[self.wanted]) < 0:
             return None
         return values, block @ torch.linalg.solve_triangular(lower.T, turn, upper=True)
 
