@@ -17,10 +17,11 @@ from fedfac.state import same
 
 TRAIN = {"rounds": 4, "cohort": 3, "epochs": 1, "batch_size": 16, "newcomers": 0.2, "evaluate_every": 2}
 GROUPS = [
-    ["fedavg", "fedavg+:finetune_epochs=2", "fedavg+:finetune_epochs=1"],
-    ["fedprox:mu=0.1", "fedprox+:mu=0.1:finetune_epochs=1"],
+    ["fedavg", "fedavg+:finetune_epochs=2", "fedavg+:finetune_epochs=1:average=0.5", "fedavg:average=0.9"],
+    ["fedavg:server_momentum=0.5", "fedavg+:finetune_epochs=1:server_momentum=0.5:average=0.9"],
+    ["fedprox:mu=0.1", "fedprox+:mu=0.1:finetune_epochs=1", "fedprox:mu=0.1:average=0.9"],
     ["fedper:warmup=1", "fedper:warmup=1:refresh_epochs=1:average=0.5"],
-    ["fedrep", "fedrep:refresh_epochs=2"],
+    ["fedrep:server_momentum=0.5", "fedrep:refresh_epochs=2:average=0.5:server_momentum=0.5"],
     ["fedbabu:finetune_epochs=1", "fedbabu:finetune_epochs=1:finetune=head"],
     ["fedfac", "fedfac:refresh_epochs=1:average=0.9"],
     ["fedfac-static:refresh_epochs=1", "fedfac-static"],

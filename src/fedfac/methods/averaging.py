@@ -13,34 +13,51 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError
 from fedfac.method import Method, Phase, Plan, Step, at_least_one, supervised
 from fedfac.split import Split
 
 
-def fedavg(*, eta_g: float = 1.0, server_momentum: float = 0.0) -> Method:
+def fedavg(*, average: float = 0.0, server_momentum: float = 0.0, eta_g: float = 1.0) -> Method:
     """One global model: W ← W + η_g (Σ n_k W_k / Σ n_k − W). A newcomer gets the global model.
 
-    With ``server_momentum`` it is FedAvgM (Hsu et al. 2019).
+    Not in the paper, and off by default, here and below: predictions with an ``average`` of the server's states over
+    rounds, and a server with momentum (FedAvgM, Hsu et al. 2019): FedFac+'s switches, as FedPer has them.
     """
-    return _global("fedavg", Phase(), eta_g, {"server_momentum": server_momentum})
+    return _global("fedavg", Phase(), average=average, server_momentum=server_momentum, eta_g=eta_g)
 
 
-def fedavg_plus(*, finetune_epochs: int | None = None, eta_g: float = 1.0, server_momentum: float = 0.0) -> Method:
+def fedavg_plus(
+    *, finetune_epochs: int | None = None, average: float = 0.0, server_momentum: float = 0.0, eta_g: float = 1.0
+) -> Method:
     """FedAvg whose global model each client fine-tunes (by default for the run's local epochs) to predict."""
-    return _finetuned("fedavg+", Phase(), finetune_epochs, eta_g, {"server_momentum": server_momentum})
+    server: dict[str, Any] = {"average": average, "server_momentum": server_momentum, "eta_g": eta_g}
+    return _global("fedavg+", Phase(), finetune_epochs=finetune_epochs, **server)
 
 
-def fedprox(*, mu: float = 0.01, eta_g: float = 1.0) -> Method:
+def fedprox(*, mu: float = 0.01, average: float = 0.0, server_momentum: float = 0.0, eta_g: float = 1.0) -> Method:
     """FedAvg with a proximal term. The paper's grid for μ: 1, 0.5, 0.1, 0.01, 0.001."""
-    return _global("fedprox", Phase(objective=proximal(mu), stacks=True), eta_g, {"mu": mu})
+    phase = Phase(objective=proximal(mu), stacks=True)
+    return _global("fedprox", phase, mu=mu, average=average, server_momentum=server_momentum, eta_g=eta_g)
 
 
-def fedprox_plus(*, mu: float = 0.01, finetune_epochs: int | None = None, eta_g: float = 1.0) -> Method:
+def fedprox_plus(
+    *,
+    mu: float = 0.01,
+    finetune_epochs: int | None = None,
+    average: float = 0.0,
+    server_momentum: float = 0.0,
+    eta_g: float = 1.0,
+) -> Method:
     """FedProx whose global model each client fine-tunes, by the same objective, to predict."""
-    return _finetuned("fedprox+", Phase(objective=proximal(mu), stacks=True), finetune_epochs, eta_g, {"mu": mu})
+    phase = Phase(objective=proximal(mu), stacks=True)
+    server: dict[str, Any] = {"average": average, "server_momentum": server_momentum, "eta_g": eta_g}
+    return _global("fedprox+", phase, mu=mu, finetune_epochs=finetune_epochs, **server)
 
 
 def local() -> Method:
@@ -61,31 +78,29 @@ class proximal:  # noqa: N801  (an objective is used like a function)
 
     def __call__(self, step: Step) -> Tensor:
         """The loss of one batch."""
-        loss = supervised(step)
-        for name, parameter in step.model.named_parameters():  # a frozen one is where it was: it adds nothing
-            loss = loss + 0.5 * self.mu * (parameter - step.received[name]).square().sum()
-        return loss
+        # A frozen one is where it was: it adds nothing. Few kernels a tensor: they are most of what it costs on a GPU.
+        moved = [
+            F.mse_loss(parameter, step.received[name], reduction="sum")
+            for name, parameter in step.model.named_parameters()
+        ]
+        return supervised(step) + 0.5 * self.mu * torch.stack(moved).sum()
 
 
-def _global(name: str, phase: Phase, eta_g: float, options: dict[str, Any]) -> Method:
-    return Method(
-        name=name,
-        plan=lambda anatomy: Plan(split=Split.of(anatomy), phases=(phase,)),
-        server_rate=eta_g,
-        server_momentum=options.get("server_momentum", 0.0),
-        options={**options, "eta_g": eta_g},
-    )
-
-
-def _finetuned(name: str, phase: Phase, epochs: int | None, eta_g: float, options: dict[str, Any]) -> Method:
+def _global(name: str, phase: Phase, *, average: float, server_momentum: float, eta_g: float, **own: Any) -> Method:
+    """One global model; a name with a + is that of a method that fine-tunes it."""
+    epochs: int | None = own.get("finetune_epochs")
     at_least_one(finetune_epochs=epochs)
-    tuning = (replace(phase, epochs=epochs),)
+    tuning = (replace(phase, epochs=epochs),) if name.endswith("+") else ()
+
+    def plan(anatomy: Anatomy) -> Plan:
+        return Plan(split=Split.of(anatomy), average=average, phases=(phase,), refresh=tuning, newcomer=tuning)
+
     return Method(
         name=name,
-        plan=lambda anatomy: Plan(split=Split.of(anatomy), phases=(phase,), refresh=tuning, newcomer=tuning),
+        plan=plan,
         server_rate=eta_g,
-        server_momentum=options.get("server_momentum", 0.0),
-        options={**options, "finetune_epochs": epochs, "eta_g": eta_g},
-        predicts=frozenset({"finetune_epochs"}),
+        server_momentum=server_momentum,
+        options={**own, "average": average, "server_momentum": server_momentum, "eta_g": eta_g},
+        predicts=frozenset({"finetune_epochs", "average"}),
         trains_as=name.removesuffix("+"),
     )

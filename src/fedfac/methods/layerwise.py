@@ -73,11 +73,13 @@ def fedrep(
     body_epochs: int = 1,
     warmup: int = 0,
     refresh_epochs: int = 0,
+    average: float = 0.0,
+    server_momentum: float = 0.0,
     eta_g: float = 1.0,
 ) -> Method:
     """FedPer's split; first the head (by default for the run's local epochs), then the body.
 
-    ``warmup`` and ``refresh_epochs`` are FedPer's.
+    ``warmup``, ``refresh_epochs``, ``average`` and ``server_momentum`` are FedPer's.
     """
     at_least_one(head_epochs=head_epochs, body_epochs=body_epochs)
     at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
@@ -91,17 +93,20 @@ def fedrep(
             phases=(fit_head, Phase(trains=body, epochs=body_epochs)),
             warmup=warmup,
             refresh=refreshed(refresh_epochs),
+            average=average,
             newcomer=(fit_head,),
         )
 
-    options = {"personal_layers": personal_layers, "head_epochs": head_epochs, "body_epochs": body_epochs}
-    options |= {"warmup": warmup, "refresh_epochs": refresh_epochs}
+    options: dict[str, Any] = {"personal_layers": personal_layers, "head_epochs": head_epochs}
+    options |= {"body_epochs": body_epochs}
+    options |= {"warmup": warmup, "refresh_epochs": refresh_epochs, "average": average}
     return Method(
         name="fedrep",
         plan=plan,
         server_rate=eta_g,
-        options={**options, "eta_g": eta_g},
-        predicts=frozenset({"refresh_epochs"}),
+        server_momentum=server_momentum,
+        options={**options, "server_momentum": server_momentum, "eta_g": eta_g},
+        predicts=frozenset({"refresh_epochs", "average"}),
     )
 
 
