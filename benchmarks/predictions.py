@@ -1,34 +1,32 @@
-"""What is it worth to predict in another way? One training, many predictions.
+"""What should a client make its own before it predicts, and for how long? One training, many refreshes.
 
-FedFac+'s switches `average`, `pull`, `prior`, `statistics` and `refresh_epochs` (head="copy") change nothing of the
-training, so one run tells what all their combinations are worth, on validation and on test samples. Nothing in it is
-chosen on test samples; they are printed for the record.
+What a refresh trains, its epochs and how far it moves back change nothing of the training, so one run tells what they
+are worth, on validation and on test samples. Nothing in it is chosen on test samples; they are printed for the record.
 
-    python benchmarks/predictions.py --config examples/cifar10.toml --data-dir DIR --alpha 0.1 --rounds 80
+    python benchmarks/predictions.py --config examples/cifar10.toml --data-dir DIR --alpha 0.1 --method fedfac-plus
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from typing import Any
 
-from fedfac import evaluate, experiment, methods
+from torch import nn
+
+from fedfac import evaluate, experiment
 from fedfac.anatomy import Anatomy
 from fedfac.commands.flags import add_experiment_flags, add_running_flags, of_one_method, read_config
 from fedfac.config import Config
 from fedfac.engine.lanes import LaneEngine
 from fedfac.method import PERSONAL, Phase
-from fedfac.methods.own_statistics import measuring
-from fedfac.methods.prior import BUFFER, Counted
 from fedfac.progress import RoundProgress
 
-AVERAGES = (False, True)
-PULLS = (0.0, 0.5, 1.0)
-PRIORS = (0.0, 1.0)  # times pull
-STATISTICS = (0.0, 0.5, 1.0)
-EPOCHS = (0, 1, 3)
+LAST = (1, 2, 3, 5)  # so many last layers, the head among them
+EPOCHS = (1, 3, 10)
+SHRINKAGES = (0.0, 0.5)
 
 
 def main() -> None:
@@ -36,47 +34,51 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_experiment_flags(parser)
     add_running_flags(parser)
+    parser.add_argument("--method", default="fedfac-plus", help="the method that trains (default: %(default)s)")
     arguments = parser.parse_args()
-    tables = of_one_method(read_config(arguments, methods_asked="fedfac-plus"))
-    config = Config.from_dict(tables)
-    layers = config.method_options.get("layers", (-2,))
-    method = methods.fedfac_plus(tau=0, layers=layers, head="copy", warmup=10)
-    session = experiment.session(
-        config,
-        method=method,
-        lanes=arguments.lanes,
-        device=arguments.device,
-        evaluate_every=config.train.rounds,
-        evaluate_from=config.train.rounds,
-    )
+    config = Config.from_dict(of_one_method(read_config(arguments, methods_asked=arguments.method)))
     rounds = config.train.rounds
+    session = experiment.session(
+        config, lanes=arguments.lanes, device=arguments.device, evaluate_every=rounds, evaluate_from=rounds
+    )
     with session, RoundProgress("predictions", rounds, quiet=arguments.quiet) as progress:
         while not session.finished:
             progress(session.step())
         engine, plan = session.engine, session.plan
         assert isinstance(engine, LaneEngine)
-        refresh = {n: (Phase(trains=PERSONAL, epochs=n),) if n else () for n in EPOCHS}  # one each: graphs are kept
-        strengths = {prior * pull for prior, pull in product(PRIORS, PULLS)}
-        count = {s: (Phase(trains=frozenset({BUFFER}), epochs=0, before=Counted(s)),) for s in strengths}
-        measure = {s: measuring(Anatomy.of(session.template), s) for s in STATISTICS}
-        for averaged, pull, prior, own, epochs in product(AVERAGES, PULLS, PRIORS, STATISTICS, EPOCHS):
-            if prior and not pull:
-                continue  # a copy of its own knows its client's classes
-            if own and not measure[own]:
-                continue  # the model has no statistics
-            split = replace(session.split, copies=dict.fromkeys(session.split.copies, pull))
-            engine.plan = replace(plan, refresh=(*measure[own], *count[prior * pull], *refresh[epochs]))
-            server = session.shown if averaged else session.server
-            scores = engine.evaluate(rounds, server, split, session.tested)
-            row = {"average": averaged, "pull": pull, "prior": prior, "statistics": own, "refresh_epochs": epochs}
+        prepares = tuple(phase for phase in plan.refresh if phase.epochs == 0)
+        for row, trains in ways(session.template):
+            engine.plan = replace(plan, refresh=(*prepares, *trains))
+            server = session.shown if row["averaged"] else session.server
+            scores = engine.evaluate(rounds, server, session.split, session.tested)
             for part, tested in scores.items():
                 figures = evaluate.summary(tested, "")
-                row |= {part: figures["accuracy"], f"{part}_worst_decile": figures["worst_decile"]}
+                row |= {part: figures["accuracy"], f"{part} worst decile": figures["worst_decile"]}
             print(json.dumps(row) if arguments.json else _line(row), flush=True)
 
 
-def _line(row: dict[str, float]) -> str:
-    return "  ".join(f"{key} {value:.4f}" if value % 1 else f"{key} {value:g}" for key, value in row.items())
+def ways(model: nn.Module) -> Iterator[tuple[dict[str, Any], tuple[Phase, ...]]]:
+    """What is tried: nothing at first, then everything with every number of epochs, each with and without shrinkage.
+
+    A phase is made once and kept: on a GPU, so are its graphs.
+    """
+    anatomy, weights = Anatomy.of(model), frozenset(name for name, _ in model.named_parameters())
+    phases = {"personal": Phase(trains=PERSONAL)}
+    phases |= {f"last {n}": Phase(trains=anatomy.last(n) & weights) for n in LAST if n < len(anatomy.numbered)}
+    phases["all"] = Phase()
+    for averaged in (False, True):
+        yield {"refresh": "nothing", "epochs": 0, "shrinkage": 0.0, "averaged": averaged}, ()
+    for what, phase in phases.items():
+        for epochs in EPOCHS:
+            for shrinkage in SHRINKAGES:
+                row = {"refresh": what, "epochs": epochs, "shrinkage": shrinkage, "averaged": True}
+                yield row, (replace(phase, epochs=epochs, back=shrinkage),)
+
+
+def _line(row: dict[str, Any]) -> str:
+    return "  ".join(
+        f"{key} {value:.4f}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()
+    )
 
 
 if __name__ == "__main__":

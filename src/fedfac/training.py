@@ -181,13 +181,23 @@ def train_client(
         held = _held(state, split, phase.beside) if phase.trains == PERSONAL else []
         still = () if trains is None else state.keys() - trains - trainable.keys()  # buffers, mostly
         frozen = {name: state[name].clone() for name in still}
+        moves = state if trains is None else state.keys() & trains
+        began = {name: state[name].clone() for name in moves if phase.back and state[name].is_floating_point()}
         todo = list(schedule(data.size, epochs, local, seed, purpose, round, client, number))
         work = Work(model, data, phase, local, received, context, chosen, held, draws, seeded, numerics, total, trains)
         steps(work, todo)
         seen += epochs * data.size
         copy_into(state, frozen)
+        go_back(state, began, phase.back)
     mean = float(total) / seen if seen else 0.0
     return Outcome(data.size, mean, problem_of(mean, is_finite(state)))
+
+
+@torch.no_grad()
+def go_back(state: State, began: State, share: float) -> None:
+    """Move the tensors named in ``began`` that share of the way to what they were."""
+    for name, tensor in began.items():
+        state[name].lerp_(tensor, share)
 
 
 def numbered(phases: Sequence[Phase]) -> Iterator[tuple[int, Phase]]:

@@ -28,7 +28,7 @@ from fedfac.method import PERSONAL, Begin, Loss, Phase, Step, supervised, weight
 from fedfac.noise import Seeded, silent
 from fedfac.split import Split
 from fedfac.state import State, copy_into, references
-from fedfac.training import BETAS, Local, Outcome, numbered, problem_of, schedule
+from fedfac.training import BETAS, Local, Outcome, go_back, numbered, problem_of, schedule
 
 GROUP = 32  # clients stepped together
 LARGEST = 300_000  # parameters; beyond, the arithmetic itself takes the time, and lanes are as fast
@@ -107,8 +107,10 @@ def train_clients(
         if phase.trains == PERSONAL:
             mixed = [name for name in split.owners if name in chosen and name not in phase.beside]
             held = {name: (split.mask(name, total.device), state[name].clone()) for name in mixed}
+        began = {name: state[name].clone() for name in chosen if phase.back}
         todo = [list(schedule(c.data.size, epochs, local, seed, purpose, round, c.number, number)) for c in clients]
         _Stack(model, phase, local, state, received, chosen, held, total).take(clients, todo)
+        go_back(state, began, phase.back)
         seen += epochs
     finite = torch.stack([torch.isfinite(t).reshape(len(t), -1).all(1) for t in state.values()]).all(0).tolist()
     losses = [value / (seen * c.data.size) if seen else 0.0 for value, c in zip(total.tolist(), clients, strict=True)]

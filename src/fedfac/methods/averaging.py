@@ -33,11 +33,19 @@ def fedavg(*, average: float = 0.0, server_momentum: float = 0.0, eta_g: float =
 
 
 def fedavg_plus(
-    *, finetune_epochs: int | None = None, average: float = 0.0, server_momentum: float = 0.0, eta_g: float = 1.0
+    *,
+    finetune_epochs: int | None = None,
+    shrinkage: float = 0.0,
+    average: float = 0.0,
+    server_momentum: float = 0.0,
+    eta_g: float = 1.0,
 ) -> Method:
-    """FedAvg whose global model each client fine-tunes (by default for the run's local epochs) to predict."""
-    server: dict[str, Any] = {"average": average, "server_momentum": server_momentum, "eta_g": eta_g}
-    return _global("fedavg+", Phase(), finetune_epochs=finetune_epochs, **server)
+    """FedAvg whose global model each client fine-tunes (by default for the run's local epochs) to predict.
+
+    With ``shrinkage``, also FedFac+'s, it then moves that share of the way back to the global model.
+    """
+    tuned: dict[str, Any] = {"finetune_epochs": finetune_epochs, "shrinkage": shrinkage}
+    return _global("fedavg+", Phase(), **tuned, average=average, server_momentum=server_momentum, eta_g=eta_g)
 
 
 def fedprox(*, mu: float = 0.01, average: float = 0.0, server_momentum: float = 0.0, eta_g: float = 1.0) -> Method:
@@ -50,14 +58,16 @@ def fedprox_plus(
     *,
     mu: float = 0.01,
     finetune_epochs: int | None = None,
+    shrinkage: float = 0.0,
     average: float = 0.0,
     server_momentum: float = 0.0,
     eta_g: float = 1.0,
 ) -> Method:
     """FedProx whose global model each client fine-tunes, by the same objective, to predict."""
     phase = Phase(objective=proximal(mu), stacks=True)
+    tuned: dict[str, Any] = {"finetune_epochs": finetune_epochs, "shrinkage": shrinkage}
     server: dict[str, Any] = {"average": average, "server_momentum": server_momentum, "eta_g": eta_g}
-    return _global("fedprox+", phase, mu=mu, finetune_epochs=finetune_epochs, **server)
+    return _global("fedprox+", phase, mu=mu, **tuned, **server)
 
 
 def local() -> Method:
@@ -90,7 +100,7 @@ def _global(name: str, phase: Phase, *, average: float, server_momentum: float, 
     """One global model; a name with a + is that of a method that fine-tunes it."""
     epochs: int | None = own.get("finetune_epochs")
     at_least_one(finetune_epochs=epochs)
-    tuning = (replace(phase, epochs=epochs),) if name.endswith("+") else ()
+    tuning = (replace(phase, epochs=epochs, back=own.get("shrinkage", 0.0)),) if name.endswith("+") else ()
 
     def plan(anatomy: Anatomy) -> Plan:
         return Plan(split=Split.of(anatomy), average=average, phases=(phase,), refresh=tuning, newcomer=tuning)
@@ -101,6 +111,6 @@ def _global(name: str, phase: Phase, *, average: float, server_momentum: float, 
         server_rate=eta_g,
         server_momentum=server_momentum,
         options={**own, "average": average, "server_momentum": server_momentum, "eta_g": eta_g},
-        predicts=frozenset({"finetune_epochs", "average"}),
+        predicts=frozenset({"finetune_epochs", "shrinkage", "average"}),
         trains_as=name.removesuffix("+"),
     )

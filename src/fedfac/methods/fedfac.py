@@ -60,6 +60,7 @@ def fedfac(
     hysteresis: float = 0.0,
     refresh_epochs: int = 0,
     refresh: str = "personal",
+    shrinkage: float = 0.0,
     prior: float = 0.0,
     smoothing: str = "fixed",
     average: float = 0.0,
@@ -112,6 +113,9 @@ def fedfac(
     refresh
         What a refresh trains, and a newcomer that adapts: the ``"personal"`` part, that and the ``"head"`` (which may
         be shared in training), or ``"all"``, as FedAvg+ does.
+    shrinkage
+        After the refresh, what it trained moves that share of the way back to where it began: for shared numbers, to
+        what all clients have trained together (empirical Bayes: the prior).
     prior
         Class frequencies: so much of log π_c is added to client c's outputs, so that weights need not learn which
         classes a client has (:mod:`fedfac.methods.prior`). With ``head="copy"`` only in prediction, and only as far as
@@ -157,6 +161,7 @@ def fedfac_plus(
     hysteresis: float = 0.1,
     refresh_epochs: int = 3,
     refresh: str = "personal",
+    shrinkage: float = 0.0,
     prior: float = 1.0,
     smoothing: str = "fixed",
     average: float = 0.9,
@@ -371,6 +376,7 @@ def _by_element(
     options: dict[str, Any],
     elements: str = "personal",
     refresh: str = "personal",
+    shrinkage: float = 0.0,
     hysteresis: float = 0.0,
     prior: float = 0.0,
     smoothing: str = "fixed",
@@ -401,7 +407,7 @@ def _by_element(
 
     def plan(anatomy: Anatomy) -> Plan:
         beside = anatomy.last(1) if refresh == "head" else frozenset()
-        makes_own = Phase(trains=None if refresh == "all" else PERSONAL, beside=beside)
+        makes_own = Phase(trains=None if refresh == "all" else PERSONAL, beside=beside, back=shrinkage)
         rest: dict[str, Any] = {**_NEWCOMERS, "warmup": warmup, "average": average}
         rest |= {"refresh": refreshed(refresh_epochs, makes_own), "newcomer": (makes_own,)}
         asked = _chosen(anatomy, layers, head)
@@ -423,9 +429,10 @@ def _by_element(
 
     recorded = {"layers": list(layers), "tau": tau, "norm": norm, "head": head, "elements": elements, "warmup": warmup}
     recorded |= {"hysteresis": hysteresis, "refresh_epochs": refresh_epochs, "refresh": refresh, "prior": prior}
-    recorded |= {"smoothing": smoothing, "average": average}
+    recorded |= {"shrinkage": shrinkage, "smoothing": smoothing, "average": average}
     recorded |= {"pull": pull, "statistics": statistics, "server_momentum": server_momentum, "eta_g": eta_g, **options}
-    predicts = {"refresh_epochs", "refresh", "average", "pull", "statistics"} | ({"prior"} if head == "copy" else set())
+    predicts = {"refresh_epochs", "refresh", "shrinkage", "average", "pull", "statistics"}
+    predicts |= {"prior"} if head == "copy" else set()
     method = Method(
         name=name,
         plan=plan,
