@@ -33,6 +33,21 @@ GROUPS = [
         "fedfac:head=copy:warmup=1:elements=refreshed:decay=0.9:hysteresis=0.1:server_momentum=0.5",
     ],
     ["fedfac-plus:warmup=1", "fedfac-plus:warmup=1:refresh=head", "fedfac-plus:warmup=1:refresh_epochs=0"],
+    [  # what all clients train: everyone decides for itself, what it measures is not what the first one does
+        "fedfac-plus",
+        "fedfac-plus:decay=0:hysteresis=0:kappa=0.6",
+        "fedfac-plus:tau=inf",
+        "fedfac-plus:layers=2:on=updates:norm=shared",
+        "fedfac-plus:warmup=2:tau=75%",
+        "fedfac-plus:tau=0:refresh=head:shrinkage=0.5",
+    ],
+    ["fedfac-plus:tau=0:refresh=head", "fedfac-plus:tau=10%"],
+    ["fedfac-plus:smoothing=learned:tau=25%", "fedfac-plus:smoothing=learned:layers=2"],
+    [
+        "fedavg+:finetune_epochs=1:server_momentum=0.5",
+        "fedfac-plus:prior=0",
+        "fedfac:elements=refreshed:server_momentum=0.5",
+    ],
 ]
 
 
@@ -100,6 +115,10 @@ def test_what_differs_in_training_is_not_alike() -> None:
     assert training("fedfac") != training("fedfac-static")
     assert training("fedfac", tau="50%") != training("fedfac", tau="75%")
     assert training("fedfac-plus") != training("fedfac-plus", prior=0.0)
+    assert training("fedfac-plus") != training("fedfac-plus", smoothing="learned")
+    assert training("fedfac-plus") != training("fedfac-plus", server_momentum=0.0)
+    for options in ({"elements": "personal"}, {"head": "personal"}, {"norm": "personal"}, {"schedule": "static"}):
+        assert training("fedfac-plus", **options) != training("fedfac-plus", **options, tau="75%")
     assert training("fedfac-plus", head="copy") == training("fedfac-plus", head="copy", prior=0.0)
     assert training("random") != training("random-redrawn")
 
@@ -121,12 +140,21 @@ def test_a_run_that_is_ahead_goes_on_alone(tmp_path: Path, monkeypatch: pytest.M
         same_run(cell, tmp_path / str(number))
 
 
-def test_stopped_in_between_they_go_on_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    labels = ["fedfac-plus:warmup=1", "fedfac-plus:warmup=1:pull=0"]
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["fedfac-plus:warmup=1", "fedfac-plus:warmup=1:pull=0"],
+        ["fedavg:server_momentum=0.5", "fedfac-plus:prior=0:layers=2", "fedfac-plus:prior=0:decay=0:tau=75%"],
+    ],
+    ids=lambda labels: labels[0],
+)
+def test_stopped_in_between_they_go_on_together(
+    labels: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     together = planned(tmp_path / "together", labels)
     answers = iter([False, False, True, True])
     comparison.train(together, should_stop=lambda: next(answers))
-    assert [comparison.rounds_done(cell) for cell in together.cells] == [2, 2]
+    assert [comparison.rounds_done(cell) for cell in together.cells] == [2] * len(labels)
     rounds = watch(monkeypatch)
     assert comparison.train(together) == {}
     assert rounds == [3, 4]

@@ -183,6 +183,8 @@ def train(
                         cell.config, out=cell.folder, resume=resume, lanes=lanes, device=device
                     )
                     under_way.append((cell, stack.enter_context(session)))
+            for _, session in under_way:
+                session.lend([other for _, other in under_way])
             while under_way and not should_stop():
                 first: Session | None = None  # the one that trains
                 for cell, session in under_way:

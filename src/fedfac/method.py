@@ -201,7 +201,7 @@ class Method:
     server_momentum: float = 0.0  # how much of the server's last step it takes once more
     wrap: Callable[[nn.Module], nn.Module] | None = None  # a method that needs more than one copy of the model
     options: Mapping[str, Any] = field(default_factory=dict)  # for the record
-    predicts: frozenset[str] = frozenset()  # options that change what clients predict with, and no number of a training
+    predicts: frozenset[str] = frozenset()  # options that change decisions or predictions, and no number of a training
     trains_as: str | None = None  # the method that it trains as, if it goes by another name
 
     def __post_init__(self) -> None:
@@ -216,7 +216,7 @@ class Method:
 
     @property
     def training(self) -> str:
-        """What two methods have in common that train alike, whatever they predict with.
+        """What two methods have in common that train alike, whatever they decide and predict with.
 
         >>> from fedfac.methods import fedavg, fedavg_plus
         >>> fedavg().training == fedavg_plus(finetune_epochs=3).training

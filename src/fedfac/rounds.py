@@ -252,6 +252,16 @@ class Session:
             raise ConfigError("a session goes on from another one of the same model, and before its own first round")
         self.server, self.next_round = {**self.server, **other.server}, other.next_round
 
+    def lend(self, others: Sequence[Session]) -> None:
+        """Keep what the rules of ``others`` measure until the next round: they train alike, and decide for themselves.
+
+        Where all have one rule, there is one decision, and nothing has to be kept.
+        """
+        if isinstance(self.engine, LaneEngine) and any(other.plan.rule != self.plan.rule for other in others):
+            rules = [other.plan.rule for other in others if other.plan.rule is not None and other.plan.rule.measures]
+            layers = self.engine.layers
+            self.engine.lent = frozenset(t for rule in rules for name in rule.tau for t in layers[name].tensors)
+
     @property
     def _remote(self) -> bool:
         """Whether the clients keep what is personal on machines of their own."""
@@ -326,7 +336,6 @@ class Session:
     def _advance(self, number: int, record: Record, clock: Clock) -> Decision | None:
         """Train, decide where the plan says so, aggregate; all but the evaluation."""
         before, rule = self.split, self.plan.rule
-        decision: Decision | None = None
         if number > 0 or (rule is not None and rule.measures):
             size = len(self.participants) if number == 0 and self.plan.probe_all else self.cohort
             cohort = draw_cohort(self.participants, size, self.seed, number)
@@ -334,12 +343,7 @@ class Session:
             record |= training_record(outcomes, self.federation.names)
             self._check_any_finite(number, outcomes)
             clock.lap("train")
-        if rule is not None and self.plan.decides(number):
-            sums = self.engine.moments(rule) if rule.measures else {}
-            clock.lap("moments")
-            decision = decide(rule, self.split, sums, seed=self.seed, round=number, memory=self.memory)
-            self.split, self.memory = decision.split, decision.memory
-            clock.lap("decide")
+        decision = self._decide(number, clock, self.engine)
         if number > 0:
             total = self.engine.collect(self.split)
             record["left_out"] |= {self.federation.names[client]: why for client, why in total.missing.items()}
@@ -360,6 +364,18 @@ class Session:
             clock.lap("aggregate")
         return decision
 
+    def _decide(self, number: int, clock: Clock, engine: Engine) -> Decision | None:
+        """The rule's decision about the clients that have just trained in an engine, if it is asked in this round."""
+        rule = self.plan.rule
+        if rule is None or not self.plan.decides(number):
+            return None
+        sums = engine.moments(rule) if rule.measures else {}
+        clock.lap("moments")
+        decision = decide(rule, self.split, sums, seed=self.seed, round=number, memory=self.memory)
+        self.split, self.memory = decision.split, decision.memory
+        clock.lap("decide")
+        return decision
+
     def _average(self, number: int) -> None:
         if self.plan.average:
             self.averaged = running_mean(self.averaged, self.server, weight_of_newest(self.plan.average, number))
@@ -370,8 +386,11 @@ class Session:
         if done["round"] != number or like.method.training != self.method.training:
             raise ConfigError(f"{self.method.name} cannot repeat round {done['round']} of {like.method.name}")
         record |= {key: done[key] for key in TRAINING if key in done}
-        self.split = self.plan.split_in(number, like.split.masks)
-        self.memory, self.velocity = like.memory, like.velocity
+        if self.plan.rule == like.plan.rule:
+            self.split, self.memory = self.plan.split_in(number, like.split.masks), like.memory
+        else:
+            decision = self._decide(number, clock, like.engine)
+        self.velocity = like.velocity
         self.server = {name: like.server.get(name, tensor) for name, tensor in self.server.items()}
         if number > 0:
             self._average(number)
@@ -381,7 +400,7 @@ class Session:
                     own = like.trained(client)
                     # what this method keeps beyond that is not trained: it is where all began
                     self._store.put(client, {name: own.get(name, self.server[name]) for name in kept})
-        clock.seconds |= {step: seconds[step] for step in seconds if step != "evaluate"}
+        clock.seconds = {**{step: seconds[step] for step in seconds if step != "evaluate"}, **clock.seconds}
         return decision
 
     def trained(self, client: int) -> State:

@@ -96,6 +96,7 @@ class LaneEngine:
         self.federation = federation.to(self.device)
         self.plan, self.local, self.store, self.seed = plan, local, store, seed
         self.metrics = metrics or {}
+        self.lent: frozenset[str] = frozenset()  # tensors of the cohort that others ask about once the round is over
         self.layers = {layer.name: layer for layer in Anatomy.of(model).layers}
         phases = (*plan.phases, *plan.refresh, *plan.newcomer)
         self.seeded = noise_of(model, phases, local, self.federation.client(0), self.device)
@@ -144,14 +145,14 @@ class LaneEngine:
             trained = self._train(lane, group, split, self.plan.phases, round, "train")
             done = []
             for client, (outcome, after) in zip(group, trained, strict=True):
-                before = {name: client.start[name] for name in split.owners}
+                before = {name: client.start[name] for name in self.lent.union(split.owners)}
                 kept = {} if outcome.problem else hand_over(after, self.device)
                 done.append((client.number, outcome, _Held(outcome.samples, before, kept)))
             return done
 
         outcomes: dict[int, Outcome] = {}
         apart = split.personal_tensors | split.owners.keys()
-        waits = apart | split.kept
+        waits = apart | split.kept | self.lent
         for done in self._in_order(_groups(cohort, stacked.GROUP if self.stacked else 1), prepare, work):
             for client, outcome, held in done:
                 outcomes[client] = outcome
@@ -194,7 +195,8 @@ class LaneEngine:
         if split.kept:
             for client, held in self._cohort.held.items():
                 self.store.put(client, {name: held.after[name] for name in sorted(split.kept)})
-        self._cohort = _Cohort()
+        if not self.lent:
+            self._cohort = _Cohort()
 
     def evaluate(self, round: int, server: State, split: Split, clients: Sequence[int]) -> dict[str, list[Score]]:
         """Each client's composed (and, if the method says so, refreshed) model on its held-out samples."""

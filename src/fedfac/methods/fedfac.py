@@ -433,6 +433,10 @@ def _by_element(
     recorded |= {"pull": pull, "statistics": statistics, "server_momentum": server_momentum, "eta_g": eta_g, **options}
     predicts = {"refresh_epochs", "refresh", "shrinkage", "average", "pull", "statistics"}
     predicts |= {"prior"} if head == "copy" else set()
+    trains_as = "fedfac" if name.startswith("fedfac") else None
+    if elements == "refreshed" and every_round and head == "shared" and norm != "personal":
+        trains_as = "fedavg"  # all clients train everything: the split says what they make their own afterwards
+        predicts = set(recorded) - {"server_momentum", "eta_g"} - ({"prior", "smoothing"} if prior else set())
     method = Method(
         name=name,
         plan=plan,
@@ -440,6 +444,6 @@ def _by_element(
         server_momentum=server_momentum,
         options=recorded,
         predicts=frozenset(predicts),
-        trains_as="fedfac" if name.startswith("fedfac") else None,
+        trains_as=trains_as,
     )
     return with_statistics(with_frequencies(method, prior, smoothing, trained=head != "copy"), statistics)
