@@ -189,3 +189,27 @@ def test_a_session_repeats_only_what_trains_as_it_does(tmp_path: Path) -> None:
         assert message(ConfigError, lambda: other.step(like=one)) == "fedper cannot repeat round 1 of fedavg"
         one.step()
         assert message(ConfigError, lambda: late.step(like=one)) == "fedavg+ cannot repeat round 2 of fedavg"
+
+
+@pytest.mark.parametrize(
+    ("labels", "sets"),
+    [
+        (["fedavg+:finetune_epochs=1", "fedfac-plus:prior=0:server_momentum=0", "fedavg"], 1),
+        (["fedfac-plus:head=copy", "fedfac-plus:head=copy:prior=0"], 2),  # a model without a prior has other tensors
+    ],
+)
+def test_those_that_take_turns_have_one_set_of_lanes(
+    labels: list[str], sets: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    usually = LaneEngine._made_lanes
+
+    def counts(self: LaneEngine, model: Any) -> Any:
+        made.append(model)
+        return usually(self, model)
+
+    monkeypatch.setattr(LaneEngine, "_made_lanes", counts)
+    together = planned(tmp_path / "together", labels)
+    assert [len(group) for group in comparison.groups(together)] == [len(labels)]
+    assert comparison.train(together) == {}
+    assert len(made) == sets

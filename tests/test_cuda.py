@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 import fedfac
-from fedfac import methods
+from fedfac import comparison, experiment, methods
 from fedfac.conformance import small_federation, small_model
 from fedfac.engine import graphs
 from fedfac.engine.graphs import GraphSteps, GraphSums, Recorder
 from fedfac.method import Method
 from fedfac.newcomers import serve
+from fedfac.run import RunDirectory
 from fedfac.seeds import global_stream, stream
 from fedfac.state import same
 from fedfac.training import eager
@@ -305,3 +306,48 @@ def test_augmentation_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     eagerly = fedfac.fit(smooth_model(), data, method=methods.fedavg(), device="cuda", lanes=1, **arguments)
     for name, tensor in eagerly.server.items():
         torch.testing.assert_close(graphs.server[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+ALIKE = [
+    ["fedavg:server_momentum=0.5", "fedavg+:finetune_epochs=1:server_momentum=0.5", "fedfac-plus:prior=0"],
+    [
+        "fedfac-plus",
+        "fedfac-plus:tau=inf:refresh_epochs=7",
+        "fedfac-plus:layers=2:average=0",
+        "fedfac-plus:refresh=head",
+    ],
+]
+
+
+@pytest.mark.parametrize("labels", ALIKE, ids=lambda labels: labels[0])
+def test_methods_that_train_alike_share_lanes_and_graphs(
+    labels: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is the run that it is alone, and steps of one kind are recorded once, whoever takes them."""
+    tables: dict[str, Any] = {
+        "data": {"clients": 6},
+        "model": {"name": "cnn"},
+        "method": {"layers": [1]},
+        "train": {"rounds": 3, "cohort": 3, "epochs": 2, "batch_size": 16, "newcomers": 0.2, "precision": "fp32"},
+    }
+    recorded = []
+    usually = graphs._Slot.__init__
+
+    def counts(self: Any, recorder: Recorder, *rest: Any) -> None:
+        recorded.append(recorder)
+        usually(self, recorder, *rest)
+
+    monkeypatch.setattr(graphs._Slot, "__init__", counts)
+    together = comparison.plan(tmp_path / "together", methods=labels, tables=tables)
+    assert comparison.train(together, device="cuda", lanes=2) == {}
+    shared = len(recorded)
+    for number, cell in enumerate(together.cells):
+        experiment.run(cell.config, out=tmp_path / str(number), device="cuda", lanes=2)
+        one, other = (RunDirectory.read(folder).records() for folder in (cell.folder, tmp_path / str(number)))
+        assert [r["cohort"] for r in one] == [r["cohort"] for r in other]
+        for mine, alone in zip(one, other, strict=True):
+            for part in ("test", "newcomers"):
+                if part in mine:
+                    found, wanted = (r[part].get("adapt", r[part])["loss"] for r in (mine, alone))
+                    assert found == pytest.approx(wanted, rel=1e-2)
+    assert shared < len(recorded) - shared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,18 @@ from torch import Tensor, nn
 
 import fedfac
 from fedfac import methods
+from fedfac.anatomy import Anatomy
 from fedfac.conformance import Watched, small_federation, small_model
+from fedfac.engine.graphs import _kind
 from fedfac.engine.protocol import Engine
+from fedfac.method import PERSONAL, Phase
+from fedfac.methods.averaging import proximal
+from fedfac.noise import silent
 from fedfac.preflight import draw_cohort
 from fedfac.seeds import global_stream, stream
+from fedfac.split import Split
 from fedfac.state import State, clone, references, same
-from fedfac.training import batches
+from fedfac.training import Local, Work, batches, train_client
 
 
 class Recurrent(nn.Module):
@@ -245,3 +251,43 @@ def test_a_float64_model_and_regression_work() -> None:
     result = fedfac.fit(nn.Linear(3, 1), federation, method=methods.fedavg(), rounds=2, epochs=1, loss=F.mse_loss)
     assert "accuracy" not in result.records[-1]["test"]
     assert result.records[-1]["test"]["loss"] > 0
+
+
+def test_steps_of_one_kind_are_told_from_others() -> None:
+    """On a GPU they are one graph: whatever is part of a step must make a difference, and its number must not."""
+    plain = methods.fedfac(layers=[1]).plan(Anatomy.of(small_model())).split
+    half = plain.with_masks({"0": (True, True, True, False, False, False)})
+    model = small_model()
+    own = Phase(trains=PERSONAL)
+    prox = proximal(0.1)
+
+    def kind(phase: Phase, split: Split = half) -> object:
+        found: list[object] = []
+
+        def steps(work: Work, batches: object) -> None:
+            found.append(_kind(work))
+
+        train_client(
+            model,
+            references(model),
+            small_federation().client(0),
+            [phase],
+            Local(batch_size=8),
+            received=clone(references(model)),
+            split=split,
+            seeded=silent,
+            seed=0,
+            round=1,
+            client=0,
+            steps=steps,
+        )
+        (only,) = found
+        return only
+
+    assert kind(Phase()) == kind(Phase(epochs=3)) == kind(Phase(epochs=1, back=0.5))
+    assert kind(own) == kind(replace(own, epochs=2))
+    head = frozenset({"7.weight", "7.bias"})
+    everything = half.with_masks({"0": (False,) * 6})
+    different = [Phase(), own, replace(own, beside=head), Phase(trains=head), Phase(objective=prox, stacks=True)]
+    kinds = [*map(kind, different), kind(own, everything), kind(Phase(objective=prox))]
+    assert len(set(kinds)) == len(kinds)

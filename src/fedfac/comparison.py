@@ -179,19 +179,23 @@ def train(
             for cell in group:
                 with _noted(cell, failed):
                     resume = (cell.folder / "config.json").exists()
+                    shared: dict[str, Any] = {}  # they take turns: one set of lanes will do
+                    if under_way:
+                        first = under_way[0][1]
+                        shared = {"federation": first.federation, "beside": first.engine}
                     session = experiment.session(
-                        cell.config, out=cell.folder, resume=resume, lanes=lanes, device=device
+                        cell.config, out=cell.folder, resume=resume, lanes=lanes, device=device, **shared
                     )
                     under_way.append((cell, stack.enter_context(session)))
             for _, session in under_way:
                 session.lend([other for _, other in under_way])
             while under_way and not should_stop():
-                first: Session | None = None  # the one that trains
+                trains: Session | None = None
                 for cell, session in under_way:
                     with _noted(cell, failed):
-                        record = session.step(like=first)
-                        if first is None:
-                            first = session
+                        record = session.step(like=trains)
+                        if trains is None:
+                            trains = session
                             if on_round is not None:
                                 on_round(record)
                 under_way = [(c, s) for c, s in under_way if c.folder not in failed and not s.finished]

@@ -212,6 +212,7 @@ class Session:
                     numerics=numerics,
                     stack=settings.stack,
                     metrics=metrics,
+                    beside=settings.beside,
                 )
                 self.engine = inner if settings.engine is None else settings.engine(inner)
         except BaseException:

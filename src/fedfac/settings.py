@@ -41,6 +41,7 @@ class Settings:
     origin: Mapping[str, Any] | None = None
     choice: Mapping[str, Any] | None = None  # how the method was chosen, where 'auto' chose it
     observers: Sequence[Observer] = ()
+    beside: LaneEngine | None = None  # whose lanes may be used: of a session that takes turns with this one
 
 
 def divided(asked: Mapping[str, Any], *, without: Sequence[str] = ()) -> tuple[Local, Settings]:

@@ -120,18 +120,18 @@ class Recorder:
 
 
 class GraphSteps:
-    """A lane's way to take steps: replays. One :class:`_Slot` for every phase, and for every set of tensors in it."""
+    """A lane's way to take steps: replays. One :class:`_Slot` for every kind of step (see :func:`_kind`)."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self._slots: dict[Any, _Slot] = {}
-        self._refused: set[int] = set()
+        self._refused: set[Any] = set()
 
     def __call__(self, work: Work, batches: Sequence[Tensor]) -> None:
         """Take the steps of a phase."""
-        if id(work.phase) in self._refused or not _capturable(work):
+        key = _kind(work)
+        if key in self._refused or not _capturable(work):
             return eager(work, batches)
-        key = (id(work.phase), work.data.augment, work.trains)
         slot = self._slots.get(key)
         if slot is None or not slot.fits(work, batches):
             slot = self._slots[key] = _Slot(self.recorder, work, batches)
@@ -142,7 +142,7 @@ class GraphSteps:
                     slot.load(work, batches)
                     slot.capture(sizes, work)
             except RuntimeError as error:
-                self._refused.add(id(work.phase))
+                self._refused.add(key)
                 del self._slots[key]
                 note(error)
                 return eager(work, batches)
@@ -152,6 +152,13 @@ class GraphSteps:
             slot.replay(size)
         slot.hand_back(work)
         return None
+
+
+def _kind(work: Work) -> tuple[Any, ...]:
+    """What the steps of two phases have in common that are the same graph, however many of them are taken."""
+    phase = work.phase
+    held = tuple(tensor.data_ptr() for tensor, _, _ in work.held)
+    return (id(phase.objective), id(phase.before), phase.stacks, work.data.augment, work.trains, held)
 
 
 def _capturable(work: Work) -> bool:
@@ -183,7 +190,7 @@ class _Tray:
 
 
 class _Slot:
-    """One phase on one lane: tensors at fixed places, an optimiser, and graphs.
+    """One kind of step on one lane: tensors at fixed places, an optimiser, and graphs.
 
     There is a graph for whole batches; other batches share one that is filled up, or have one for every size.
     """

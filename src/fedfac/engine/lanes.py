@@ -70,10 +70,22 @@ class _Cohort:
     held: dict[int, _Held] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Lanes:
+    """Lanes, and who may use them: on a CPU one thread each."""
+
+    gate: Gate
+    all: list[Lane]
+    free: queue.SimpleQueue[Lane]
+    pool: ThreadPoolExecutor
+
+
 class LaneEngine:
     """Clients in this process. ``lanes`` defaults to the number of cores, and to ten streams on a GPU.
 
     ``stack`` None stacks the clients of small fully connected models by a fixed rule; True insists, False never does.
+    ``beside`` is an engine that outlives this one and never works at the same time: its lanes, and on a GPU their
+    graphs, are used if they are of the same federation, tensors and local training.
     """
 
     def __init__(
@@ -89,33 +101,27 @@ class LaneEngine:
         numerics: Numerics | None = None,
         stack: bool | None = None,
         metrics: Mapping[str, Metric] | None = None,
+        beside: LaneEngine | None = None,
     ) -> None:
         self.numerics = numerics or Numerics.choose(model, pick_device(None))
         self.device = self.numerics.device
         self.lanes = pick_lanes(lanes, self.device)
-        self.federation = federation.to(self.device)
+        anatomy = Anatomy.of(model)
+        self._made_for = federation, anatomy.shapes, local, self.numerics, self.lanes
+        lender = beside if beside is not None and beside._made_for == self._made_for else None
+        self.federation: Federation = federation.to(self.device) if lender is None else lender.federation
         self.plan, self.local, self.store, self.seed = plan, local, store, seed
         self.metrics = metrics or {}
         self.lent: frozenset[str] = frozenset()  # tensors of the cohort that others ask about once the round is over
-        self.layers = {layer.name: layer for layer in Anatomy.of(model).layers}
+        self.layers = {layer.name: layer for layer in anatomy.layers}
         phases = (*plan.phases, *plan.refresh, *plan.newcomer)
         self.seeded = noise_of(model, phases, local, self.federation.client(0), self.device)
         reason = stacked.why_not(model, phases, self.federation.client(0), self.seeded)
         if stack and reason is not None:
             raise ConfigError(f"the clients of this model cannot be stacked: {reason}. Leave out stack=True.")
         self.stacked = reason is None and stack is not False
-        fills = self.device.type == "cuda" and fillable(
-            model, self.federation.client(0), local, self.seeded, self.numerics
-        )
-        self._gate = Gate()
-        numbers = numbers_of(self.federation)
-        self._lanes = [
-            Lane(model, self.numerics, self._gate, self.federation, local.loss, numbers, fills)
-            for _ in range(self.lanes)
-        ]
-        self._free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
-        for lane in self._lanes:
-            self._free.put(lane)
+        self._borrows = lender is not None
+        self._lanes: _Lanes = self._made_lanes(model) if lender is None else lender._lanes
         self._threads_before = torch.get_num_threads()
         # small models lose by more, sums must not depend on the machine, and a small eigenproblem that is split among
         # the threads of a busy machine takes a hundred times as long
@@ -124,8 +130,19 @@ class LaneEngine:
             keep_freed_memory()
         self._switches = ExitStack()
         self._switches.enter_context(self.numerics.backend())
-        self._pool = ThreadPoolExecutor(self.lanes, initializer=torch.set_num_threads, initargs=(1,))
         self._cohort = _Cohort()
+
+    def _made_lanes(self, model: nn.Module) -> _Lanes:
+        client, numerics, loss = self.federation.client(0), self.numerics, self.local.loss
+        fills = self.device.type == "cuda" and fillable(model, client, self.local, self.seeded, numerics)
+        gate, numbers = Gate(), numbers_of(self.federation)
+        made = [Lane(model, numerics, gate, self.federation, loss, numbers, fills) for _ in range(self.lanes)]
+        free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
+        for lane in made:
+            free.put(lane)
+        return _Lanes(
+            gate, made, free, ThreadPoolExecutor(self.lanes, initializer=torch.set_num_threads, initargs=(1,))
+        )
 
     def train(self, round: int, server: State, split: Split, cohort: Sequence[int]) -> dict[int, Outcome]:
         """Clients train in lanes; whole shared tensors are added up in the order of the cohort."""
@@ -209,7 +226,8 @@ class LaneEngine:
 
     def close(self) -> None:
         """Wait for running clients, drop the others, and give the cores back."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        if not self._borrows:
+            self._lanes.pool.shutdown(wait=True, cancel_futures=True)
         self._switches.close()
         torch.set_num_threads(self._threads_before)
 
@@ -270,13 +288,13 @@ class LaneEngine:
 
         A small model is tested in less time than it takes to tell a lane to; threads would only wait for each other.
         """
-        with self._gate.open():
+        with self._lanes.gate.open():
             for number, group in enumerate(groups):
-                lane = self._lanes[number % self.lanes]
+                lane = self._lanes.all[number % self.lanes]
                 with lane.entered(waits=False):
                     look(lane, prepare(group))
             done = []
-            for lane in self._lanes:
+            for lane in self._lanes.all:
                 with lane.entered():
                     done.append(iter(lane.scores()))
         return [next(done[number % self.lanes]) for number, group in enumerate(groups) for _ in group]
@@ -326,19 +344,19 @@ class LaneEngine:
         """Map over lanes; results come in the order of the items, and only a few wait at a time."""
 
         def on_lane(job: Job) -> Done:
-            lane = self._free.get()
+            lane = self._lanes.free.get()
             try:
-                with self._gate.open(), lane.entered():
+                with self._lanes.gate.open(), lane.entered():
                     return work(lane, job)
             finally:
-                self._free.put(lane)
+                self._lanes.free.put(lane)
 
         waiting: deque[Future[Done]] = deque()
         try:
             for item in items:
                 if len(waiting) >= 3 * self.lanes:
                     yield waiting.popleft().result()
-                waiting.append(self._pool.submit(on_lane, prepare(item)))
+                waiting.append(self._lanes.pool.submit(on_lane, prepare(item)))
             while waiting:
                 yield waiting.popleft().result()
         finally:
