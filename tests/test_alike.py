@@ -38,6 +38,7 @@ GROUPS = [
         "fedfac-plus:decay=0:hysteresis=0:kappa=0.6",
         "fedfac-plus:tau=inf",
         "fedfac-plus:layers=2:on=updates:norm=shared",
+        "fedfac-plus:warmup=2",
         "fedfac-plus:warmup=2:tau=75%",
         "fedfac-plus:tau=0:refresh=head:shrinkage=0.5",
     ],

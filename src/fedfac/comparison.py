@@ -1,9 +1,10 @@
 """Methods × settings × seeds as one job that can be stopped, killed, and gone on with.
 
 All methods of one setting and seed have the same partition, the same start and the same cohorts: each of those is a
-function of the seed alone. A cell of the grid is an ordinary run directory. Methods that train alike and only predict
-in different ways (FedAvg and FedAvg+, FedPer with and without a refresh) are trained once. A cell that fails is noted
-and the others go on; running the comparison again trains the missing cells only.
+function of the seed alone. A cell of the grid is an ordinary run directory. Methods that train alike and only decide or
+predict in different ways (FedAvg and FedAvg+, FedPer with and without a refresh, FedFac+ with this or that Λ) are
+trained once. A cell that fails is noted and the others go on; running the comparison again trains the missing cells
+only.
 """
 
 from __future__ import annotations
@@ -167,9 +168,9 @@ def train(
 ) -> dict[Path, str]:
     """Train every cell that is not finished. Returns what went wrong, by cell folder.
 
-    Methods that differ in their predictions only are trained once (:attr:`fedfac.method.Method.training`): every one
-    of them becomes the run that it would have become by itself, bit by bit. ``on_cells`` is told about every such
-    group, and gives what is to be called with the records of its first cell.
+    Methods that train alike are trained once (:attr:`fedfac.method.Method.training`), and take turns in one set of
+    lanes: every one of them becomes the run that it would have become by itself, bit by bit. ``on_cells`` is told about
+    every such group, and gives what is to be called with the records of its first cell.
     """
     failed: dict[Path, str] = {}
     for group in groups(comparison):

@@ -258,10 +258,15 @@ class Session:
 
         Where all have one rule, there is one decision, and nothing has to be kept.
         """
-        if isinstance(self.engine, LaneEngine) and any(other.plan.rule != self.plan.rule for other in others):
+        if isinstance(self.engine, LaneEngine) and not all(self._decides_as(other) for other in others):
             rules = [other.plan.rule for other in others if other.plan.rule is not None and other.plan.rule.measures]
             layers = self.engine.layers
             self.engine.lent = frozenset(t for rule in rules for name in rule.tau for t in layers[name].tensors)
+
+    def _decides_as(self, other: Session) -> bool:
+        """Whether two that train alike come to the same decisions."""
+        mine, theirs = self.plan, other.plan
+        return mine.rule == theirs.rule and mine.first_decision == theirs.first_decision
 
     @property
     def _remote(self) -> bool:
@@ -282,7 +287,8 @@ class Session:
         """One round; number 0 is the static methods' decision before the first one. Returns its record.
 
         ``like`` is a session that trains as this one does (:attr:`fedfac.method.Method.training`) and has just done
-        this round: then only the predictions are made here.
+        this round: then only the predictions are made here, and the decision if its rule is another one
+        (:meth:`lend`).
         """
         number = self.next_round
         clock = Clock()
@@ -382,12 +388,12 @@ class Session:
             self.averaged = running_mean(self.averaged, self.server, weight_of_newest(self.plan.average, number))
 
     def _repeat(self, number: int, record: Record, clock: Clock, like: Session) -> Decision | None:
-        """What ``like`` has come to in this round, as if it had been done here."""
+        """What ``like`` has come to in this round, as if it had been done here; another rule is asked for itself."""
         done, (decision, seconds) = like.records[-1], like.last
         if done["round"] != number or like.method.training != self.method.training:
             raise ConfigError(f"{self.method.name} cannot repeat round {done['round']} of {like.method.name}")
         record |= {key: done[key] for key in TRAINING if key in done}
-        if self.plan.rule == like.plan.rule:
+        if self._decides_as(like):
             self.split, self.memory = self.plan.split_in(number, like.split.masks), like.memory
         else:
             decision = self._decide(number, clock, like.engine)
