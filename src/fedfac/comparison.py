@@ -170,7 +170,7 @@ def train(
 
     Methods that train alike are trained once (:attr:`fedfac.method.Method.training`), and take turns in one set of
     lanes: every one of them becomes the run that it would have become by itself, bit by bit. ``on_cells`` is told about
-    every such group, and gives what is to be called with the records of its first cell.
+    every such group, and gives what is to be called with the records of its cells, the one that trains first.
     """
     failed: dict[Path, str] = {}
     for group in groups(comparison):
@@ -195,10 +195,9 @@ def train(
                 for cell, session in under_way:
                     with _noted(cell, failed):
                         record = session.step(like=trains)
-                        if trains is None:
-                            trains = session
-                            if on_round is not None:
-                                on_round(record)
+                        trains = session if trains is None else trains
+                        if on_round is not None:
+                            on_round(record)
                 under_way = [(c, s) for c, s in under_way if c.folder not in failed and not s.finished]
         if should_stop():
             break

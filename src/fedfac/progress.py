@@ -31,6 +31,7 @@ class RoundProgress:
         self.console = console or Console(file=sys.stderr)
         self._accuracy = "-"
         self._offset, self._each = 0, 1
+        self._round, self._seen, self._figures = -1, 0, ""  # the last one shown, and how many have done it
         self._last_line = monotonic()
         self._bar: Progress | None = None
         self._task = TaskID(0)
@@ -48,9 +49,10 @@ class RoundProgress:
     def begin(self, title: str, done: int, offset: int, rounds: int | None = None, each: int = 1) -> None:
         """From now on rounds of ``title`` are shown; its round 1 is round ``offset + each`` of the whole.
 
-        ``rounds`` says how many the whole has, where that was not known before; ``each`` how many are done at a time.
+        ``rounds`` says how many the whole has, where that was not known before; ``each`` how many take turns, round by
+        round: figures are those of the first of them.
         """
-        self.title, self._offset, self._accuracy, self._each = title, offset, "-", each
+        self.title, self._offset, self._accuracy, self._each, self._round = title, offset, "-", each, -1
         self.rounds = self.rounds if rounds is None else rounds
         if self._bar is not None:
             self._bar.update(self._task, description=title, completed=done, total=self.rounds, figures="")
@@ -70,6 +72,18 @@ class RoundProgress:
         """Show one round's record."""
         if self.quiet:
             return
+        self._seen = self._seen + 1 if record["round"] == self._round else 1
+        self._round = record["round"]
+        if self._seen == 1:
+            self._figures = self._of(record)
+        done = self._offset + max(self._each * (self._round - 1) + self._seen, 0)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, figures=self._figures)
+        elif done == self.rounds or monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
+            self._last_line = monotonic()
+            self.say(f"{self.title}: round {done}/{self.rounds}  {self._figures}")
+
+    def _of(self, record: dict[str, Any]) -> str:
         shown = next((record[part] for part in ("test", "validation") if "accuracy" in record.get(part, {})), None)
         if shown is not None:
             self._accuracy = f"{shown['accuracy']:.3f}"
@@ -81,12 +95,7 @@ class RoundProgress:
             self.say(f"{self.title}: round {record['round']} without {without}")
         if record.get("skipped"):
             self.say(f"{self.title}: round {record['round']} was skipped: {record['skipped']}")
-        done = self._offset + self._each * record["round"]
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, figures=figures)
-        elif done == self.rounds or monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
-            self._last_line = monotonic()
-            self.say(f"{self.title}: round {done}/{self.rounds}  {figures}")
+        return figures
 
     def say(self, text: str) -> None:
         """A line beside the bar."""
