@@ -1,7 +1,7 @@
-"""What should a client make its own before it predicts, and for how long? One training, many refreshes.
+"""What should a client make its own before it predicts, for how long, and how fast? One training, many refreshes.
 
-What a refresh trains, its epochs and how far it moves back change nothing of the training, so one run tells what they
-are worth, on validation and on test samples. Nothing in it is chosen on test samples; they are printed for the record.
+What a refresh trains, its epochs and its learning rate change nothing of the training, so one run tells what they are
+worth, on validation and on test samples. Nothing in it is chosen on test samples; they are printed for the record.
 
     python benchmarks/predictions.py --config examples/cifar10.toml --data-dir DIR --alpha 0.1 --method fedfac-plus
 """
@@ -26,7 +26,7 @@ from fedfac.progress import RoundProgress
 
 LAST = (1, 2, 3, 5)  # so many last layers, the head among them
 EPOCHS = (1, 3, 10)
-SHRINKAGES = (0.0, 0.5)
+RATES = (1.0, 0.3, 0.1)  # times the run's learning rate
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def ways(model: nn.Module) -> Iterator[tuple[dict[str, Any], tuple[Phase, ...]]]:
-    """What is tried: nothing at first, then everything with every number of epochs, each with and without shrinkage.
+    """What is tried: nothing at first, then everything with every number of epochs and every rate.
 
     A phase is made once and kept: on a GPU, so are its graphs.
     """
@@ -67,12 +67,12 @@ def ways(model: nn.Module) -> Iterator[tuple[dict[str, Any], tuple[Phase, ...]]]
     phases |= {f"last {n}": Phase(trains=anatomy.last(n) & weights) for n in LAST if n < len(anatomy.numbered)}
     phases["all"] = Phase()
     for averaged in (False, True):
-        yield {"refresh": "nothing", "epochs": 0, "shrinkage": 0.0, "averaged": averaged}, ()
+        yield {"refresh": "nothing", "epochs": 0, "rate": 1.0, "averaged": averaged}, ()
     for what, phase in phases.items():
         for epochs in EPOCHS:
-            for shrinkage in SHRINKAGES:
-                row = {"refresh": what, "epochs": epochs, "shrinkage": shrinkage, "averaged": True}
-                yield row, (replace(phase, epochs=epochs, back=shrinkage),)
+            for rate in RATES:
+                row = {"refresh": what, "epochs": epochs, "rate": rate, "averaged": True}
+                yield row, (replace(phase, epochs=epochs, gentle=rate),)
 
 
 def _line(row: dict[str, Any]) -> str:

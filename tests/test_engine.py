@@ -289,5 +289,6 @@ def test_steps_of_one_kind_are_told_from_others() -> None:
     head = frozenset({"7.weight", "7.bias"})
     everything = half.with_masks({"0": (False,) * 6})
     different = [Phase(), own, replace(own, beside=head), Phase(trains=head), Phase(objective=prox, stacks=True)]
+    different += [Phase(gentle=0.5)]
     kinds = [*map(kind, different), kind(own, everything), kind(Phase(objective=prox))]
     assert len(set(kinds)) == len(kinds)

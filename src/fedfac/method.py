@@ -110,9 +110,10 @@ class Phase:
     ``trains`` names tensors (buffers too), or is ``PERSONAL``: the numbers that the split of the moment calls
     personal, down to single elements (but no statistics of a normalisation of which a part is shared: batches would
     change what the shared part sees), and the tensors in ``beside``; or None: everything. ``epochs`` None means the
-    run's local epochs; with 0 only ``before`` happens. Afterwards, what it has trained moves ``back`` that share of the
-    way to where it began. ``stacks`` promises that the objective looks at nothing but tensors, and takes the mean over
-    samples by ``step.loss`` only, so that many clients may take the step as one; the plain objective does.
+    run's local epochs; with 0 only ``before`` happens. Its learning rate is the run's times ``gentle``. Afterwards,
+    what it has trained moves ``back`` that share of the way to where it began. ``stacks`` promises that the objective
+    looks at nothing but tensors, and takes the mean over samples by ``step.loss`` only, so that many clients may take
+    the step as one; the plain objective does.
     """
 
     trains: frozenset[str] | Literal["personal"] | None = None
@@ -120,10 +121,15 @@ class Phase:
     epochs: int | None = None
     objective: Callable[[Step], Tensor] = supervised
     before: Callable[[Begin], Any] | None = None
+    gentle: float = 1.0
     back: float = 0.0
     stacks: bool = False
 
     def __post_init__(self) -> None:
+        if not 0 < self.gentle < float("inf"):
+            raise ConfigError(
+                f"the learning rate of a refresh is {self.gentle} times the run's; allowed: a positive number"
+            )
         if not 0 <= self.back < 1:
             raise ConfigError(f"shrinkage is {self.back}; the share of the way back is a number from 0 to below 1")
 

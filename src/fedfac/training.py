@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,10 @@ class Local:
         """Plain values, for the record of a run."""
         loss = str(getattr(self.loss, "__name__", type(self.loss).__name__))
         return {name: value for name, value in vars(self).items() if name != "loss"} | {"loss": loss}
+
+    def gently(self, share: float) -> Local:
+        """The same with another learning rate."""
+        return self if share == 1 else replace(self, lr=self.lr * share)
 
     def make_optimizer(self, parameters: Sequence[nn.Parameter], *, capturable: bool = False) -> torch.optim.Optimizer:
         """A fresh optimiser: its state does not outlive a phase."""
@@ -184,7 +188,8 @@ def train_client(
         moves = state if trains is None else state.keys() & trains
         began = {name: state[name].clone() for name in moves if phase.back and state[name].is_floating_point()}
         todo = list(schedule(data.size, epochs, local, seed, purpose, round, client, number))
-        work = Work(model, data, phase, local, received, context, chosen, held, draws, seeded, numerics, total, trains)
+        slow = local.gently(phase.gentle)
+        work = Work(model, data, phase, slow, received, context, chosen, held, draws, seeded, numerics, total, trains)
         steps(work, todo)
         seen += epochs * data.size
         copy_into(state, frozen)

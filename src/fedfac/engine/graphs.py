@@ -158,7 +158,7 @@ def _kind(work: Work) -> tuple[Any, ...]:
     """What the steps of two phases have in common that are the same graph, however many of them are taken."""
     phase = work.phase
     held = tuple(tensor.data_ptr() for tensor, _, _ in work.held)
-    return (id(phase.objective), id(phase.before), phase.stacks, work.data.augment, work.trains, held)
+    return (id(phase.objective), id(phase.before), phase.stacks, work.local.lr, work.data.augment, work.trains, held)
 
 
 def _capturable(work: Work) -> bool:

@@ -109,7 +109,7 @@ def train_clients(
             held = {name: (split.mask(name, total.device), state[name].clone()) for name in mixed}
         began = {name: state[name].clone() for name in chosen if phase.back}
         todo = [list(schedule(c.data.size, epochs, local, seed, purpose, round, c.number, number)) for c in clients]
-        _Stack(model, phase, local, state, received, chosen, held, total).take(clients, todo)
+        _Stack(model, phase, local.gently(phase.gentle), state, received, chosen, held, total).take(clients, todo)
         go_back(state, began, phase.back)
         seen += epochs
     finite = torch.stack([torch.isfinite(t).reshape(len(t), -1).all(1) for t in state.values()]).all(0).tolist()

@@ -35,6 +35,7 @@ def fedavg(*, average: float = 0.0, server_momentum: float = 0.0, eta_g: float =
 def fedavg_plus(
     *,
     finetune_epochs: int | None = None,
+    finetune_lr: float = 1.0,
     shrinkage: float = 0.0,
     average: float = 0.0,
     server_momentum: float = 0.0,
@@ -42,9 +43,10 @@ def fedavg_plus(
 ) -> Method:
     """FedAvg whose global model each client fine-tunes (by default for the run's local epochs) to predict.
 
-    With ``shrinkage``, also FedFac+'s, it then moves that share of the way back to the global model.
+    Also FedFac+'s: ``finetune_lr``, a share of the run's learning rate, and ``shrinkage``: then it moves that share of
+    the way back to the global model.
     """
-    tuned: dict[str, Any] = {"finetune_epochs": finetune_epochs, "shrinkage": shrinkage}
+    tuned: dict[str, Any] = {"finetune_epochs": finetune_epochs, "finetune_lr": finetune_lr, "shrinkage": shrinkage}
     return _global("fedavg+", Phase(), **tuned, average=average, server_momentum=server_momentum, eta_g=eta_g)
 
 
@@ -58,6 +60,7 @@ def fedprox_plus(
     *,
     mu: float = 0.01,
     finetune_epochs: int | None = None,
+    finetune_lr: float = 1.0,
     shrinkage: float = 0.0,
     average: float = 0.0,
     server_momentum: float = 0.0,
@@ -65,7 +68,7 @@ def fedprox_plus(
 ) -> Method:
     """FedProx whose global model each client fine-tunes, by the same objective, to predict."""
     phase = Phase(objective=proximal(mu), stacks=True)
-    tuned: dict[str, Any] = {"finetune_epochs": finetune_epochs, "shrinkage": shrinkage}
+    tuned: dict[str, Any] = {"finetune_epochs": finetune_epochs, "finetune_lr": finetune_lr, "shrinkage": shrinkage}
     server: dict[str, Any] = {"average": average, "server_momentum": server_momentum, "eta_g": eta_g}
     return _global("fedprox+", phase, mu=mu, **tuned, **server)
 
@@ -100,7 +103,8 @@ def _global(name: str, phase: Phase, *, average: float, server_momentum: float, 
     """One global model; a name with a + is that of a method that fine-tunes it."""
     epochs: int | None = own.get("finetune_epochs")
     at_least_one(finetune_epochs=epochs)
-    tuning = (replace(phase, epochs=epochs, back=own.get("shrinkage", 0.0)),) if name.endswith("+") else ()
+    tuned = replace(phase, epochs=epochs, gentle=own.get("finetune_lr", 1.0), back=own.get("shrinkage", 0.0))
+    tuning = (tuned,) if name.endswith("+") else ()
 
     def plan(anatomy: Anatomy) -> Plan:
         return Plan(split=Split.of(anatomy), average=average, phases=(phase,), refresh=tuning, newcomer=tuning)
@@ -111,6 +115,6 @@ def _global(name: str, phase: Phase, *, average: float, server_momentum: float, 
         server_rate=eta_g,
         server_momentum=server_momentum,
         options={**own, "average": average, "server_momentum": server_momentum, "eta_g": eta_g},
-        predicts=frozenset({"finetune_epochs", "shrinkage", "average"}),
+        predicts=frozenset({"finetune_epochs", "finetune_lr", "shrinkage", "average"}),
         trains_as=name.removesuffix("+"),
     )

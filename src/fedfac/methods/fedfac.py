@@ -60,6 +60,7 @@ def fedfac(
     hysteresis: float = 0.0,
     refresh_epochs: int = 0,
     refresh: str = "personal",
+    refresh_lr: float = 1.0,
     shrinkage: float = 0.0,
     prior: float = 0.0,
     smoothing: str = "fixed",
@@ -113,6 +114,8 @@ def fedfac(
     refresh
         What a refresh trains, and a newcomer that adapts: the ``"personal"`` part, that and the ``"head"`` (which may
         be shared in training), or ``"all"``, as FedAvg+ does.
+    refresh_lr
+        The learning rate of a refresh, as a share of the run's.
     shrinkage
         After the refresh, what it trained moves that share of the way back to where it began: for shared numbers, to
         what all clients have trained together (empirical Bayes: the prior).
@@ -161,6 +164,7 @@ def fedfac_plus(
     hysteresis: float = 0.1,
     refresh_epochs: int = 3,
     refresh: str = "personal",
+    refresh_lr: float = 1.0,
     shrinkage: float = 0.0,
     prior: float = 1.0,
     smoothing: str = "fixed",
@@ -376,6 +380,7 @@ def _by_element(
     options: dict[str, Any],
     elements: str = "personal",
     refresh: str = "personal",
+    refresh_lr: float = 1.0,
     shrinkage: float = 0.0,
     hysteresis: float = 0.0,
     prior: float = 0.0,
@@ -407,7 +412,9 @@ def _by_element(
 
     def plan(anatomy: Anatomy) -> Plan:
         beside = anatomy.last(1) if refresh == "head" else frozenset()
-        makes_own = Phase(trains=None if refresh == "all" else PERSONAL, beside=beside, back=shrinkage)
+        makes_own = Phase(
+            trains=None if refresh == "all" else PERSONAL, beside=beside, gentle=refresh_lr, back=shrinkage
+        )
         rest: dict[str, Any] = {**_NEWCOMERS, "warmup": warmup, "average": average}
         rest |= {"refresh": refreshed(refresh_epochs, makes_own), "newcomer": (makes_own,)}
         asked = _chosen(anatomy, layers, head)
@@ -429,9 +436,9 @@ def _by_element(
 
     recorded = {"layers": list(layers), "tau": tau, "norm": norm, "head": head, "elements": elements, "warmup": warmup}
     recorded |= {"hysteresis": hysteresis, "refresh_epochs": refresh_epochs, "refresh": refresh, "prior": prior}
-    recorded |= {"shrinkage": shrinkage, "smoothing": smoothing, "average": average}
+    recorded |= {"refresh_lr": refresh_lr, "shrinkage": shrinkage, "smoothing": smoothing, "average": average}
     recorded |= {"pull": pull, "statistics": statistics, "server_momentum": server_momentum, "eta_g": eta_g, **options}
-    predicts = {"refresh_epochs", "refresh", "shrinkage", "average", "pull", "statistics"}
+    predicts = {"refresh_epochs", "refresh", "refresh_lr", "shrinkage", "average", "pull", "statistics"}
     predicts |= {"prior"} if head == "copy" else set()
     trains_as = "fedfac" if name.startswith("fedfac") else None
     if elements == "refreshed" and every_round and head == "shared" and norm != "personal":

@@ -30,6 +30,7 @@ def fedper(
     personal_layers: int = 1,
     warmup: int = 0,
     refresh_epochs: int = 0,
+    refresh_lr: float = 1.0,
     shrinkage: float = 0.0,
     prior: float = 0.0,
     smoothing: str = "fixed",
@@ -41,20 +42,26 @@ def fedper(
     """The last ``personal_layers`` layers stay with the client; 0 is FedAvg.
 
     Not in the paper, and off by default: ``warmup`` rounds that share everything, ``refresh_epochs`` on the
-    personal layers (of a copy) before a client predicts, ``shrinkage`` of what these change, class frequencies as a
-    ``prior`` (:mod:`fedfac.methods.prior`) with their ``smoothing`` (:mod:`fedfac.methods.common_prior`), predictions
-    with an ``average`` over rounds, normalisation by a client's own ``statistics``
-    (:mod:`fedfac.methods.own_statistics`) and a server with momentum: FedFac+'s switches.
+    personal layers (of a copy) before a client predicts, their ``refresh_lr`` (times the run's) and ``shrinkage`` of
+    what they change, class frequencies as a ``prior`` (:mod:`fedfac.methods.prior`) with their ``smoothing``
+    (:mod:`fedfac.methods.common_prior`), predictions with an ``average`` over rounds, normalisation by a client's own
+    ``statistics`` (:mod:`fedfac.methods.own_statistics`) and a server with momentum: FedFac+'s switches.
     """
     at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
 
     def plan(anatomy: Anatomy) -> Plan:
         split = Split.of(anatomy, personal=anatomy.last(personal_layers))
-        refresh = refreshed(refresh_epochs, Phase(trains=PERSONAL, back=shrinkage))
+        refresh = refreshed(refresh_epochs, Phase(trains=PERSONAL, gentle=refresh_lr, back=shrinkage))
         return Plan(split=split, warmup=warmup, refresh=refresh, average=average, newcomer=(Phase(trains=PERSONAL),))
 
     options: dict[str, Any] = {"personal_layers": personal_layers, "warmup": warmup, "refresh_epochs": refresh_epochs}
-    options |= {"shrinkage": shrinkage, "prior": prior, "smoothing": smoothing, "average": average}
+    options |= {
+        "refresh_lr": refresh_lr,
+        "shrinkage": shrinkage,
+        "prior": prior,
+        "smoothing": smoothing,
+        "average": average,
+    }
     options |= {"statistics": statistics, "server_momentum": server_momentum}
     method = Method(
         name="fedper",
@@ -62,7 +69,7 @@ def fedper(
         server_rate=eta_g,
         server_momentum=server_momentum,
         options={**options, "eta_g": eta_g},
-        predicts=frozenset({"refresh_epochs", "shrinkage", "average", "statistics"}),
+        predicts=frozenset({"refresh_epochs", "refresh_lr", "shrinkage", "average", "statistics"}),
     )
     return with_statistics(with_frequencies(method, prior, smoothing), statistics)
 
