@@ -182,6 +182,10 @@ class Plan:
             return False
         return round == self.first_decision or (self.every_round and round > self.first_decision)
 
+    def decides_as(self, other: Plan) -> bool:
+        """Whether two methods that train alike come to the same decisions."""
+        return self.rule == other.rule and self.first_decision == other.first_decision
+
     def evaluates(self, round: int) -> str:
         """Which model is evaluated in a round: the global one, the client's personal one, or a fine-tuned copy."""
         warming = self.warmup and round <= self.warmup

@@ -258,15 +258,9 @@ class Session:
 
         Where all have one rule, there is one decision, and nothing has to be kept.
         """
-        if isinstance(self.engine, LaneEngine) and not all(self._decides_as(other) for other in others):
-            rules = [other.plan.rule for other in others if other.plan.rule is not None and other.plan.rule.measures]
-            layers = self.engine.layers
-            self.engine.lent = frozenset(t for rule in rules for name in rule.tau for t in layers[name].tensors)
-
-    def _decides_as(self, other: Session) -> bool:
-        """Whether two that train alike come to the same decisions."""
-        mine, theirs = self.plan, other.plan
-        return mine.rule == theirs.rule and mine.first_decision == theirs.first_decision
+        if isinstance(self.engine, LaneEngine) and not all(self.plan.decides_as(other.plan) for other in others):
+            measured = {name for o in others if (rule := o.plan.rule) and rule.measures for name in rule.tau}
+            self.engine.lent = frozenset(t for name in measured for t in self.engine.layers[name].tensors)
 
     @property
     def _remote(self) -> bool:
@@ -287,8 +281,7 @@ class Session:
         """One round; number 0 is the static methods' decision before the first one. Returns its record.
 
         ``like`` is a session that trains as this one does (:attr:`fedfac.method.Method.training`) and has just done
-        this round: then only the predictions are made here, and the decision if its rule is another one
-        (:meth:`lend`).
+        this round: then only the predictions are made here, and decisions by another rule (:meth:`lend`).
         """
         number = self.next_round
         clock = Clock()
@@ -393,7 +386,7 @@ class Session:
         if done["round"] != number or like.method.training != self.method.training:
             raise ConfigError(f"{self.method.name} cannot repeat round {done['round']} of {like.method.name}")
         record |= {key: done[key] for key in TRAINING if key in done}
-        if self._decides_as(like):
+        if self.plan.decides_as(like.plan):
             self.split, self.memory = self.plan.split_in(number, like.split.masks), like.memory
         else:
             decision = self._decide(number, clock, like.engine)

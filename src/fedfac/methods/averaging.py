@@ -29,7 +29,7 @@ def fedavg(*, average: float = 0.0, server_momentum: float = 0.0, eta_g: float =
     Not in the paper, and off by default, here and below: predictions with an ``average`` of the server's states over
     rounds, and a server with momentum (FedAvgM, Hsu et al. 2019): FedFac+'s switches, as FedPer has them.
     """
-    return _global("fedavg", Phase(), average=average, server_momentum=server_momentum, eta_g=eta_g)
+    return _global("fedavg", Phase(), **locals())
 
 
 def fedavg_plus(
@@ -46,14 +46,12 @@ def fedavg_plus(
     Also FedFac+'s: ``finetune_lr``, a share of the run's learning rate, and ``shrinkage``: then it moves that share of
     the way back to the global model.
     """
-    tuned: dict[str, Any] = {"finetune_epochs": finetune_epochs, "finetune_lr": finetune_lr, "shrinkage": shrinkage}
-    return _global("fedavg+", Phase(), **tuned, average=average, server_momentum=server_momentum, eta_g=eta_g)
+    return _global("fedavg+", Phase(), **locals())
 
 
 def fedprox(*, mu: float = 0.01, average: float = 0.0, server_momentum: float = 0.0, eta_g: float = 1.0) -> Method:
     """FedAvg with a proximal term. The paper's grid for μ: 1, 0.5, 0.1, 0.01, 0.001."""
-    phase = Phase(objective=proximal(mu), stacks=True)
-    return _global("fedprox", phase, mu=mu, average=average, server_momentum=server_momentum, eta_g=eta_g)
+    return _global("fedprox", Phase(objective=proximal(mu), stacks=True), **locals())
 
 
 def fedprox_plus(
@@ -67,10 +65,7 @@ def fedprox_plus(
     eta_g: float = 1.0,
 ) -> Method:
     """FedProx whose global model each client fine-tunes, by the same objective, to predict."""
-    phase = Phase(objective=proximal(mu), stacks=True)
-    tuned: dict[str, Any] = {"finetune_epochs": finetune_epochs, "finetune_lr": finetune_lr, "shrinkage": shrinkage}
-    server: dict[str, Any] = {"average": average, "server_momentum": server_momentum, "eta_g": eta_g}
-    return _global("fedprox+", phase, mu=mu, **tuned, **server)
+    return _global("fedprox+", Phase(objective=proximal(mu), stacks=True), **locals())
 
 
 def local() -> Method:
