@@ -58,10 +58,7 @@ def main() -> None:
 
 
 def ways(model: nn.Module) -> Iterator[tuple[dict[str, Any], tuple[Phase, ...]]]:
-    """What is tried: nothing at first, then everything with every number of epochs and every rate.
-
-    A phase is made once and kept: on a GPU, so are its graphs.
-    """
+    """What is tried: nothing at first, then everything with every number of epochs and every rate."""
     anatomy, weights = Anatomy.of(model), frozenset(name for name, _ in model.named_parameters())
     phases = {"personal": Phase(trains=PERSONAL)}
     phases |= {f"last {n}": Phase(trains=anatomy.last(n) & weights) for n in LAST if n < len(anatomy.numbered)}

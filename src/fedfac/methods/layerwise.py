@@ -55,14 +55,8 @@ def fedper(
         return Plan(split=split, warmup=warmup, refresh=refresh, average=average, newcomer=(Phase(trains=PERSONAL),))
 
     options: dict[str, Any] = {"personal_layers": personal_layers, "warmup": warmup, "refresh_epochs": refresh_epochs}
-    options |= {
-        "refresh_lr": refresh_lr,
-        "shrinkage": shrinkage,
-        "prior": prior,
-        "smoothing": smoothing,
-        "average": average,
-    }
-    options |= {"statistics": statistics, "server_momentum": server_momentum}
+    options |= {"refresh_lr": refresh_lr, "shrinkage": shrinkage, "prior": prior, "smoothing": smoothing}
+    options |= {"average": average, "statistics": statistics, "server_momentum": server_momentum}
     method = Method(
         name="fedper",
         plan=plan,
@@ -106,8 +100,7 @@ def fedrep(
         )
 
     options: dict[str, Any] = {"personal_layers": personal_layers, "head_epochs": head_epochs}
-    options |= {"body_epochs": body_epochs}
-    options |= {"warmup": warmup, "refresh_epochs": refresh_epochs, "average": average}
+    options |= {"body_epochs": body_epochs, "warmup": warmup, "refresh_epochs": refresh_epochs, "average": average}
     return Method(
         name="fedrep",
         plan=plan,
