@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -103,7 +103,7 @@ class Work:
     numerics: Numerics
     total: Tensor  # Σ loss · samples, in double precision
     trains: frozenset[str] | None  # by name, None for all
-    sums: list[Tensor]  # Σ of what is trained over the steps, if its mean is asked for
+    sums: list[Tensor] = field(default_factory=list)  # Σ of what is trained over the steps, if its mean is asked for
 
     @contextmanager
     def under_way(self) -> Iterator[None]:

@@ -240,8 +240,8 @@ class _Slot:
         self.order[: len(order)].copy_(order, non_blocking=True)
         self.place.zero_()
         self.work.total.zero_()
-        for total in self.work.sums:
-            total.zero_()
+        if self.work.sums:
+            torch._foreach_zero_(self.work.sums)
         if self.resident:
             self.numbers[: work.data.size].copy_(work.data.train, non_blocking=True)
         if isinstance(work.context, Tensor):
