@@ -31,8 +31,8 @@ METHODS: list[Method] = [
     methods.fedfac_plus(warmup=1, elements="refreshed"),
     methods.fedfac_plus(warmup=1, head="copy"),
     methods.fedfac_plus(smoothing="learned"),
-    methods.fedfac_plus(path="mean"),
-    methods.fedrep(path="mean"),
+    methods.fedfac_plus(iterate="mean"),
+    methods.fedrep(iterate="mean"),
 ]
 
 

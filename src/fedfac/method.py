@@ -103,7 +103,7 @@ def at_least_zero(**numbers: int) -> None:
             raise ConfigError(f"{name} is {value!r}; it is a whole number from 0 (off) up")
 
 
-PATHS = ("end", "mean")
+ITERATES = ("last", "mean")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,11 +113,11 @@ class Phase:
     ``trains`` names tensors (buffers too), or is ``PERSONAL``: the numbers that the split of the moment calls
     personal, down to single elements (but no statistics of a normalisation of which a part is shared: batches would
     change what the shared part sees), and the tensors in ``beside``; or None: everything. ``epochs`` None means the
-    run's local epochs; with 0 only ``before`` happens. Its learning rate is the run's times ``gentle``. With ``path``
-    ``"mean"`` its parameters come out as the mean of all places that its steps led to, not as the last one. Afterwards,
-    what it has trained moves ``back`` that share of the way to where it began. ``stacks`` promises that the objective
-    looks at nothing but tensors, and takes the mean over samples by ``step.loss`` only, so that many clients may take
-    the step as one; the plain objective does.
+    run's local epochs; with 0 only ``before`` happens. Its learning rate is the run's times ``gentle``. With
+    ``iterate`` ``"mean"`` its parameters come out as the mean of what they were after each step, not as the last of
+    these. Afterwards, what it has trained moves ``back`` that share of the way to where it began. ``stacks`` promises
+    that the objective looks at nothing but tensors, and takes the mean over samples by ``step.loss`` only, so that many
+    clients may take the step as one; the plain objective does.
     """
 
     trains: frozenset[str] | Literal["personal"] | None = None
@@ -126,7 +126,7 @@ class Phase:
     objective: Callable[[Step], Tensor] = supervised
     before: Callable[[Begin], Any] | None = None
     gentle: float = 1.0
-    path: str = "end"
+    iterate: str = "last"
     back: float = 0.0
     stacks: bool = False
 
@@ -135,8 +135,8 @@ class Phase:
             raise ConfigError(
                 f"the learning rate of a refresh is {self.gentle} times the run's; allowed: a positive number"
             )
-        if self.path not in PATHS:
-            raise ConfigError(f"path is {self.path!r}. {did_you_mean(self.path, PATHS)}")
+        if self.iterate not in ITERATES:
+            raise ConfigError(f"iterate is {self.iterate!r}. {did_you_mean(self.iterate, ITERATES)}")
         if not 0 <= self.back < 1:
             raise ConfigError(f"shrinkage is {self.back}; the share of the way back is a number from 0 to below 1")
 

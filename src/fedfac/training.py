@@ -193,7 +193,7 @@ def train_client(
         began = {name: state[name].clone() for name in moves if phase.back and state[name].is_floating_point()}
         todo = list(schedule(data.size, epochs, local, seed, purpose, round, client, number))
         slow = local.gently(phase.gentle)
-        sums = [torch.zeros_like(p, requires_grad=False) for p in chosen] if phase.path == "mean" else []
+        sums = [torch.zeros_like(p, requires_grad=False) for p in chosen] if phase.iterate == "mean" else []
         work = Work(
             model, data, phase, slow, received, context, chosen, held, draws, seeded, numerics, total, trains, sums
         )

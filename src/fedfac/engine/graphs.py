@@ -158,7 +158,7 @@ def _kind(work: Work) -> tuple[Any, ...]:
     """What the steps of two phases have in common that are the same graph, however many of them are taken."""
     phase = work.phase
     held = tuple(tensor.data_ptr() for tensor, _, _ in work.held)
-    own = id(phase.objective), id(phase.before), phase.stacks, phase.path
+    own = id(phase.objective), id(phase.before), phase.stacks, phase.iterate
     return (*own, work.local.lr, work.data.augment, work.trains, held)
 
 

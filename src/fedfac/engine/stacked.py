@@ -167,7 +167,7 @@ class _Stack:
         self.first = {name: torch.zeros_like(state[name]) for name in chosen}
         self.second = {name: torch.zeros_like(state[name]) for name in chosen}
         self.steps = [torch.zeros((), device=total.device) for _ in chosen]
-        self.sums = {name: torch.zeros_like(state[name]) for name in chosen if phase.path == "mean"}
+        self.sums = {name: torch.zeros_like(state[name]) for name in chosen if phase.iterate == "mean"}
 
     def take(self, clients: Sequence[Client], todo: Sequence[Sequence[Tensor]]) -> None:
         """All steps of all clients."""

@@ -23,10 +23,10 @@ from fedfac.method import Method, Phase, Plan, Step, at_least_one, supervised
 from fedfac.split import Split
 
 
-def fedavg(*, path: str = "end", average: float = 0.0, server_momentum: float = 0.0, eta_g: float = 1.0) -> Method:
+def fedavg(*, iterate: str = "last", average: float = 0.0, server_momentum: float = 0.0, eta_g: float = 1.0) -> Method:
     """One global model: W ← W + η_g (Σ n_k W_k / Σ n_k − W). A newcomer gets the global model.
 
-    Not in the paper, and off by default, here and below: the mean of a client's ``path`` (see
+    Not in the paper, and off by default, here and below: the mean of a client's ``iterate`` (see
     :func:`fedfac.methods.fedfac`), predictions with an ``average`` of the server's states over rounds, and a server
     with momentum (FedAvgM, Hsu et al. 2019): FedFac+'s switches, as FedPer has them.
     """
@@ -38,7 +38,7 @@ def fedavg_plus(
     finetune_epochs: int | None = None,
     finetune_lr: float = 1.0,
     shrinkage: float = 0.0,
-    path: str = "end",
+    iterate: str = "last",
     average: float = 0.0,
     server_momentum: float = 0.0,
     eta_g: float = 1.0,
@@ -54,7 +54,7 @@ def fedavg_plus(
 def fedprox(
     *,
     mu: float = 0.01,
-    path: str = "end",
+    iterate: str = "last",
     average: float = 0.0,
     server_momentum: float = 0.0,
     eta_g: float = 1.0,
@@ -69,7 +69,7 @@ def fedprox_plus(
     finetune_epochs: int | None = None,
     finetune_lr: float = 1.0,
     shrinkage: float = 0.0,
-    path: str = "end",
+    iterate: str = "last",
     average: float = 0.0,
     server_momentum: float = 0.0,
     eta_g: float = 1.0,
@@ -105,14 +105,14 @@ class proximal:  # noqa: N801  (an objective is used like a function)
 
 
 def _global(
-    name: str, phase: Phase, *, path: str, average: float, server_momentum: float, eta_g: float, **own: Any
+    name: str, phase: Phase, *, iterate: str, average: float, server_momentum: float, eta_g: float, **own: Any
 ) -> Method:
     """One global model; a name with a + is that of a method that fine-tunes it."""
     epochs: int | None = own.get("finetune_epochs")
     at_least_one(finetune_epochs=epochs)
     tuned = replace(phase, epochs=epochs, gentle=own.get("finetune_lr", 1.0), back=own.get("shrinkage", 0.0))
     tuning = (tuned,) if name.endswith("+") else ()
-    trained = replace(phase, path=path)
+    trained = replace(phase, iterate=iterate)
 
     def plan(anatomy: Anatomy) -> Plan:
         return Plan(split=Split.of(anatomy), average=average, phases=(trained,), refresh=tuning, newcomer=tuning)
@@ -122,7 +122,7 @@ def _global(
         plan=plan,
         server_rate=eta_g,
         server_momentum=server_momentum,
-        options={**own, "path": path, "average": average, "server_momentum": server_momentum, "eta_g": eta_g},
+        options={**own, "iterate": iterate, "average": average, "server_momentum": server_momentum, "eta_g": eta_g},
         predicts=frozenset({"finetune_epochs", "finetune_lr", "shrinkage", "average"}),
         trains_as=name.removesuffix("+"),
     )

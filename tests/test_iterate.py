@@ -1,4 +1,4 @@
-"""What a client's training gives: the end of its path, or the mean of it (path)."""
+"""What a client's training gives: its last iterate, or the mean of all of them (iterate)."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from fedfac.training import Local, schedule
 
 SHORT: dict[str, Any] = {"rounds": 3, "cohort": 3, "epochs": 2, "batch_size": 8, "device": "cpu", "lanes": 1}
 BUILDERS: dict[str, Callable[[str], Method]] = {
-    "fedavg": lambda path: methods.fedavg(path=path),
-    "fedavg+": lambda path: methods.fedavg_plus(path=path, finetune_epochs=1),
-    "fedprox": lambda path: methods.fedprox(path=path, mu=0.5),
-    "fedprox+": lambda path: methods.fedprox_plus(path=path, mu=0.5),
-    "fedper": lambda path: methods.fedper(path=path, refresh_epochs=1),
-    "fedrep": lambda path: methods.fedrep(path=path),
-    "fedfac": lambda path: methods.fedfac(layers=[1], path=path),
-    "fedfac-plus": lambda path: methods.fedfac_plus(layers=[1], path=path),
+    "fedavg": lambda iterate: methods.fedavg(iterate=iterate),
+    "fedavg+": lambda iterate: methods.fedavg_plus(iterate=iterate, finetune_epochs=1),
+    "fedprox": lambda iterate: methods.fedprox(iterate=iterate, mu=0.5),
+    "fedprox+": lambda iterate: methods.fedprox_plus(iterate=iterate, mu=0.5),
+    "fedper": lambda iterate: methods.fedper(iterate=iterate, refresh_epochs=1),
+    "fedrep": lambda iterate: methods.fedrep(iterate=iterate),
+    "fedfac": lambda iterate: methods.fedfac(layers=[1], iterate=iterate),
+    "fedfac-plus": lambda iterate: methods.fedfac_plus(layers=[1], iterate=iterate),
 }
 
 
@@ -45,7 +45,7 @@ def trained(method: Method, model: nn.Module | None = None, **changes: Any) -> f
 
 def plain_model() -> nn.Module:
     """No dropout and no batch normalisation: a hand-written loop needs to know nothing of ours."""
-    with global_stream(0, "path"):
+    with global_stream(0, "iterate"):
         return nn.Sequential(nn.Flatten(), nn.Linear(72, 6), nn.ReLU(), nn.Linear(6, 3))
 
 
@@ -62,7 +62,7 @@ def test_the_mean_is_over_every_place_that_a_hand_written_loop_comes_to(
     epochs: int, batch: int, optimizer: str
 ) -> None:
     local = Local(epochs=epochs, batch_size=batch, lr=0.02, optimizer=optimizer)
-    ours = through(plain_model(), Phase(path="mean"), local)
+    ours = through(plain_model(), Phase(iterate="mean"), local)
     model, data = plain_model(), small_federation().client(1)
     descend = (torch.optim.Adam if optimizer == "adam" else torch.optim.SGD)(model.parameters(), lr=0.02)
     places = []
@@ -79,16 +79,16 @@ def test_the_mean_is_over_every_place_that_a_hand_written_loop_comes_to(
 
 def test_the_mean_of_one_step_is_its_end() -> None:
     local = Local(epochs=1, batch_size=1000)
-    ends = [through(plain_model(), Phase(path=path), local) for path in ("end", "mean")]
+    ends = [through(plain_model(), Phase(iterate=iterate), local) for iterate in ("last", "mean")]
     assert bitwise(*ends)
-    more = [through(plain_model(), Phase(path=path), replace(local, epochs=2)) for path in ("end", "mean")]
+    more = [through(plain_model(), Phase(iterate=iterate), replace(local, epochs=2)) for iterate in ("last", "mean")]
     assert not bitwise(*more)
 
 
 def test_what_is_frozen_stays_to_the_bit() -> None:
     model = plain_model()
     split = methods.fedfac(layers=[1]).plan(fedfac.Anatomy.of(model)).split.with_masks({"1": (True, False) * 3})
-    found = through(model, Phase(trains=PERSONAL, path="mean"), Local(epochs=3, batch_size=8, lr=0.1), split)
+    found = through(model, Phase(trains=PERSONAL, iterate="mean"), Local(epochs=3, batch_size=8, lr=0.1), split)
     before = references(model)
     assert bitwise({"w": found["1.weight"][::2]}, {"w": before["1.weight"][::2]})  # a third of a third is not a ninth
     assert bitwise({"h": found["3.weight"]}, {"h": before["3.weight"]})
@@ -97,10 +97,10 @@ def test_what_is_frozen_stays_to_the_bit() -> None:
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_every_method_that_has_it_trains_by_it(name: str) -> None:
-    end, mean = (trained(BUILDERS[name](path)) for path in ("end", "mean"))
+    end, mean = (trained(BUILDERS[name](iterate)) for iterate in ("last", "mean"))
     assert not bitwise(end.server, mean.server)
-    assert BUILDERS[name]("end").training != BUILDERS[name]("mean").training
-    assert BUILDERS[name]("mean").options["path"] == "mean"
+    assert BUILDERS[name]("last").training != BUILDERS[name]("mean").training
+    assert BUILDERS[name]("mean").options["iterate"] == "mean"
     same = mean.records[0]["train_loss"] == end.records[0]["train_loss"]
     assert same is (name != "fedrep")  # the steps of a first round are the same, unless a second phase begins at a mean
 
@@ -116,11 +116,11 @@ def test_stacked_clients_take_the_same_means(name: str, optimizer: str) -> None:
         torch.testing.assert_close(stack.server[tensor], value, rtol=1e-5, atol=1e-5)
 
 
-def test_with_everything_shared_fedfac_is_fedavg_along_this_path_too() -> None:
-    fedavg = trained(methods.fedavg(path="mean"))
-    assert bitwise(trained(methods.fedfac(layers=[1], tau=0, path="mean")).server, fedavg.server)
-    plus = methods.fedfac_plus(layers=[1], path="mean", prior=0.0, server_momentum=0.0, average=0.0)
-    assert plus.training == methods.fedavg(path="mean").training
+def test_with_everything_shared_fedfac_is_fedavg_with_means_too() -> None:
+    fedavg = trained(methods.fedavg(iterate="mean"))
+    assert bitwise(trained(methods.fedfac(layers=[1], tau=0, iterate="mean")).server, fedavg.server)
+    plus = methods.fedfac_plus(layers=[1], iterate="mean", prior=0.0, server_momentum=0.0, average=0.0)
+    assert plus.training == methods.fedavg(iterate="mean").training
     assert bitwise(trained(plus).server, fedavg.server)
 
 
@@ -130,5 +130,5 @@ def test_it_keeps_the_laws(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_another_path_is_refused_at_once(name: str) -> None:
-    assert message(ConfigError, lambda: BUILDERS[name]("middle")) == "path is 'middle'. Known: end, mean."
+def test_another_one_is_refused_at_once(name: str) -> None:
+    assert message(ConfigError, lambda: BUILDERS[name]("middle")) == "iterate is 'middle'. Known: last, mean."
