@@ -275,8 +275,7 @@ def test_the_short_list() -> None:
         ),
         (
             {"candidates": [methods.fedavg(), methods.fedavg()]},
-            "candidates has fedavg(iterate='last', average=0.0, server_momentum=0.0, eta_g=1.0) twice: "
-            "give each method once",
+            "candidates has fedavg(average=0.0, server_momentum=0.0, eta_g=1.0) twice: give each method once",
         ),
     ],
 )

@@ -360,7 +360,7 @@ def test_real_targets_of_newcomers_are_in_the_table_by_their_loss(tmp_path: Path
     [
         (
             {"methods": ["fedprox:nu=1"]},
-            "method 'fedprox' has no option 'nu'. Known: mu, iterate, average, server_momentum, eta_g.",
+            "method 'fedprox' has no option 'nu'. Known: mu, average, server_momentum, eta_g.",
         ),
         ({"methods": ["fedprox:mu"]}, "'mu' in 'fedprox:mu' is not an option"),
         ({"methods": ["fedprox:mu=x"]}, "mu of 'fedprox' is 'x'; it is of the kind of 0.01"),

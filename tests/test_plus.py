@@ -361,7 +361,7 @@ def test_what_is_evaluated_has_its_name_from_the_first_round_on() -> None:
 def test_a_refresh_of_everything_without_anything_personal_is_fedavg_plus() -> None:
     rest: dict[str, Any] = {"layers": [1], "tau": 0, "warmup": 0, "refresh": "all", "refresh_epochs": 2}
     for momentum, average in ((0.0, 0.0), (0.0, 0.6), (0.5, 0.0), (0.5, 0.9)):
-        server: dict[str, Any] = {"server_momentum": momentum, "average": average}
+        server = {"server_momentum": momentum, "average": average}
         plus = trained(methods.fedfac_plus(**{**OFF, **rest, **server}), newcomers=0.4)
         fedavg = trained(methods.fedavg_plus(finetune_epochs=2, **server), newcomers=0.4)
         assert same(plus.server, fedavg.server)

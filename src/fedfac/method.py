@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedfac.anatomy import Anatomy
-from fedfac.errors import ConfigError, did_you_mean
+from fedfac.errors import ConfigError
 from fedfac.rules import Rule
 from fedfac.split import Split
 from fedfac.state import State
@@ -103,9 +103,6 @@ def at_least_zero(**numbers: int) -> None:
             raise ConfigError(f"{name} is {value!r}; it is a whole number from 0 (off) up")
 
 
-ITERATES = ("last", "mean")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Phase:
     """Some epochs of local training on some tensors; what a phase does not train is not stepped.
@@ -113,11 +110,10 @@ class Phase:
     ``trains`` names tensors (buffers too), or is ``PERSONAL``: the numbers that the split of the moment calls
     personal, down to single elements (but no statistics of a normalisation of which a part is shared: batches would
     change what the shared part sees), and the tensors in ``beside``; or None: everything. ``epochs`` None means the
-    run's local epochs; with 0 only ``before`` happens. Its learning rate is the run's times ``gentle``. With
-    ``iterate`` ``"mean"`` its parameters come out as the mean of what they were after each step, not as the last of
-    these. Afterwards, what it has trained moves ``back`` that share of the way to where it began. ``stacks`` promises
-    that the objective looks at nothing but tensors, and takes the mean over samples by ``step.loss`` only, so that many
-    clients may take the step as one; the plain objective does.
+    run's local epochs; with 0 only ``before`` happens. Its learning rate is the run's times ``gentle``. Afterwards,
+    what it has trained moves ``back`` that share of the way to where it began. ``stacks`` promises that the objective
+    looks at nothing but tensors, and takes the mean over samples by ``step.loss`` only, so that many clients may take
+    the step as one; the plain objective does.
     """
 
     trains: frozenset[str] | Literal["personal"] | None = None
@@ -126,7 +122,6 @@ class Phase:
     objective: Callable[[Step], Tensor] = supervised
     before: Callable[[Begin], Any] | None = None
     gentle: float = 1.0
-    iterate: str = "last"
     back: float = 0.0
     stacks: bool = False
 
@@ -135,8 +130,6 @@ class Phase:
             raise ConfigError(
                 f"the learning rate of a refresh is {self.gentle} times the run's; allowed: a positive number"
             )
-        if self.iterate not in ITERATES:
-            raise ConfigError(f"iterate is {self.iterate!r}. {did_you_mean(self.iterate, ITERATES)}")
         if not 0 <= self.back < 1:
             raise ConfigError(f"shrinkage is {self.back}; the share of the way back is a number from 0 to below 1")
 

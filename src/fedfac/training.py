@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -103,7 +103,6 @@ class Work:
     numerics: Numerics
     total: Tensor  # Σ loss · samples, in double precision
     trains: frozenset[str] | None  # by name, None for all
-    sums: list[Tensor] = field(default_factory=list)  # Σ of what is trained over the steps, if its mean is asked for
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
@@ -133,9 +132,6 @@ class Work:
         optimizer.step()
         for tensor, stays, value in self.held:
             tensor.copy_(torch.where(stays, value, tensor))
-        if self.sums:
-            with torch.no_grad():
-                torch._foreach_add_(self.sums, [parameter.data for parameter in self.trained])
         self.total.add_(loss.detach().double() * (len(index) if count is None else count))
 
 
@@ -193,26 +189,13 @@ def train_client(
         began = {name: state[name].clone() for name in moves if phase.back and state[name].is_floating_point()}
         todo = list(schedule(data.size, epochs, local, seed, purpose, round, client, number))
         slow = local.gently(phase.gentle)
-        sums = [torch.zeros_like(p, requires_grad=False) for p in chosen] if phase.iterate == "mean" else []
-        work = Work(
-            model, data, phase, slow, received, context, chosen, held, draws, seeded, numerics, total, trains, sums
-        )
+        work = Work(model, data, phase, slow, received, context, chosen, held, draws, seeded, numerics, total, trains)
         steps(work, todo)
-        _take_means(work, len(todo))
         seen += epochs * data.size
         copy_into(state, frozen)
         go_back(state, began, phase.back)
     mean = float(total) / seen if seen else 0.0
     return Outcome(data.size, mean, problem_of(mean, is_finite(state)))
-
-
-@torch.no_grad()
-def _take_means(work: Work, steps: int) -> None:
-    """Put the mean of the places that the steps led to in place of the last one; what stays, stays to the bit."""
-    for parameter, total in zip(work.trained, work.sums, strict=False):
-        parameter.copy_(total / steps)
-    for tensor, stays, value in work.held if work.sums else ():
-        tensor.copy_(torch.where(stays, value, tensor))
 
 
 @torch.no_grad()

@@ -158,8 +158,7 @@ def _kind(work: Work) -> tuple[Any, ...]:
     """What the steps of two phases have in common that are the same graph, however many of them are taken."""
     phase = work.phase
     held = tuple(tensor.data_ptr() for tensor, _, _ in work.held)
-    own = id(phase.objective), id(phase.before), phase.stacks, phase.iterate
-    return (*own, work.local.lr, work.data.augment, work.trains, held)
+    return (id(phase.objective), id(phase.before), phase.stacks, work.local.lr, work.data.augment, work.trains, held)
 
 
 def _capturable(work: Work) -> bool:
@@ -222,7 +221,6 @@ class _Slot:
             held=[(tensor, stays.clone(), value.clone()) for tensor, stays, value in work.held],
             draws=recorder.generator,
             total=torch.zeros_like(work.total),
-            sums=[torch.zeros_like(total) for total in work.sums],
         )
 
     def fits(self, work: Work, batches: Sequence[Tensor]) -> bool:
@@ -240,8 +238,6 @@ class _Slot:
         self.order[: len(order)].copy_(order, non_blocking=True)
         self.place.zero_()
         self.work.total.zero_()
-        if self.work.sums:
-            torch._foreach_zero_(self.work.sums)
         if self.resident:
             self.numbers[: work.data.size].copy_(work.data.train, non_blocking=True)
         if isinstance(work.context, Tensor):
@@ -301,8 +297,6 @@ class _Slot:
     def hand_back(self, work: Work) -> None:
         """The client goes on where the replays have ended."""
         work.total.add_(self.work.total)
-        for total, ours in zip(work.sums, self.work.sums, strict=True):
-            total.copy_(ours)
         work.draws.set_state(self.recorder.generator.get_state())
 
 

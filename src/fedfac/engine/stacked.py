@@ -167,7 +167,6 @@ class _Stack:
         self.first = {name: torch.zeros_like(state[name]) for name in chosen}
         self.second = {name: torch.zeros_like(state[name]) for name in chosen}
         self.steps = [torch.zeros((), device=total.device) for _ in chosen]
-        self.sums = {name: torch.zeros_like(state[name]) for name in chosen if phase.iterate == "mean"}
 
     def take(self, clients: Sequence[Client], todo: Sequence[Sequence[Tensor]]) -> None:
         """All steps of all clients."""
@@ -181,17 +180,6 @@ class _Stack:
             weights, index = weights.to(device), index.to(device)
             losses = self._step(len(batches), inputs, targets, weights, index)
             self.total[: len(batches)] += losses * weights.sum(1)
-            for name, total in self.sums.items():
-                total[: len(batches)] += self.state[name][: len(batches)]
-        self._take_means([len(own) for own in todo])
-
-    def _take_means(self, steps: Sequence[int]) -> None:
-        """See :func:`fedfac.training.train_client`: the mean of the places that a client's steps led to."""
-        for name, total in self.sums.items():
-            taken = torch.tensor(steps, device=total.device, dtype=total.dtype).view(-1, *[1] * (total.ndim - 1))
-            self.state[name].copy_(total / taken)
-        for name, (stays, value) in self.held.items() if self.sums else ():
-            self.state[name].copy_(torch.where(stays, value, self.state[name]))
 
     def _step(self, active: int, inputs: Tensor, targets: Tensor, weights: Tensor, index: Tensor) -> Tensor:
         now = {name: tensor[:active].detach() for name, tensor in self.state.items()}

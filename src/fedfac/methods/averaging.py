@@ -23,12 +23,11 @@ from fedfac.method import Method, Phase, Plan, Step, at_least_one, supervised
 from fedfac.split import Split
 
 
-def fedavg(*, iterate: str = "last", average: float = 0.0, server_momentum: float = 0.0, eta_g: float = 1.0) -> Method:
+def fedavg(*, average: float = 0.0, server_momentum: float = 0.0, eta_g: float = 1.0) -> Method:
     """One global model: W ← W + η_g (Σ n_k W_k / Σ n_k − W). A newcomer gets the global model.
 
-    Not in the paper, and off by default, here and below: the mean of a client's ``iterate`` (see
-    :func:`fedfac.methods.fedfac`), predictions with an ``average`` of the server's states over rounds, and a server
-    with momentum (FedAvgM, Hsu et al. 2019): FedFac+'s switches, as FedPer has them.
+    Not in the paper, and off by default, here and below: predictions with an ``average`` of the server's states over
+    rounds, and a server with momentum (FedAvgM, Hsu et al. 2019): FedFac+'s switches, as FedPer has them.
     """
     return _global("fedavg", Phase(), **locals())
 
@@ -38,7 +37,6 @@ def fedavg_plus(
     finetune_epochs: int | None = None,
     finetune_lr: float = 1.0,
     shrinkage: float = 0.0,
-    iterate: str = "last",
     average: float = 0.0,
     server_momentum: float = 0.0,
     eta_g: float = 1.0,
@@ -51,14 +49,7 @@ def fedavg_plus(
     return _global("fedavg+", Phase(), **locals())
 
 
-def fedprox(
-    *,
-    mu: float = 0.01,
-    iterate: str = "last",
-    average: float = 0.0,
-    server_momentum: float = 0.0,
-    eta_g: float = 1.0,
-) -> Method:
+def fedprox(*, mu: float = 0.01, average: float = 0.0, server_momentum: float = 0.0, eta_g: float = 1.0) -> Method:
     """FedAvg with a proximal term. The paper's grid for μ: 1, 0.5, 0.1, 0.01, 0.001."""
     return _global("fedprox", Phase(objective=proximal(mu), stacks=True), **locals())
 
@@ -69,7 +60,6 @@ def fedprox_plus(
     finetune_epochs: int | None = None,
     finetune_lr: float = 1.0,
     shrinkage: float = 0.0,
-    iterate: str = "last",
     average: float = 0.0,
     server_momentum: float = 0.0,
     eta_g: float = 1.0,
@@ -104,25 +94,22 @@ class proximal:  # noqa: N801  (an objective is used like a function)
         return supervised(step) + 0.5 * self.mu * torch.stack(moved).sum()
 
 
-def _global(
-    name: str, phase: Phase, *, iterate: str, average: float, server_momentum: float, eta_g: float, **own: Any
-) -> Method:
+def _global(name: str, phase: Phase, *, average: float, server_momentum: float, eta_g: float, **own: Any) -> Method:
     """One global model; a name with a + is that of a method that fine-tunes it."""
     epochs: int | None = own.get("finetune_epochs")
     at_least_one(finetune_epochs=epochs)
     tuned = replace(phase, epochs=epochs, gentle=own.get("finetune_lr", 1.0), back=own.get("shrinkage", 0.0))
     tuning = (tuned,) if name.endswith("+") else ()
-    trained = replace(phase, iterate=iterate)
 
     def plan(anatomy: Anatomy) -> Plan:
-        return Plan(split=Split.of(anatomy), average=average, phases=(trained,), refresh=tuning, newcomer=tuning)
+        return Plan(split=Split.of(anatomy), average=average, phases=(phase,), refresh=tuning, newcomer=tuning)
 
     return Method(
         name=name,
         plan=plan,
         server_rate=eta_g,
         server_momentum=server_momentum,
-        options={**own, "iterate": iterate, "average": average, "server_momentum": server_momentum, "eta_g": eta_g},
+        options={**own, "average": average, "server_momentum": server_momentum, "eta_g": eta_g},
         predicts=frozenset({"finetune_epochs", "finetune_lr", "shrinkage", "average"}),
         trains_as=name.removesuffix("+"),
     )

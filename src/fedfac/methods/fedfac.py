@@ -64,7 +64,6 @@ def fedfac(
     shrinkage: float = 0.0,
     prior: float = 0.0,
     smoothing: str = "fixed",
-    iterate: str = "last",
     average: float = 0.0,
     pull: float = 0.0,
     statistics: float = 0.0,
@@ -128,10 +127,6 @@ def fedfac(
         What is added to a client's counts of classes: half a sample of each (``"fixed"``), or as many samples as all
         clients together find best, of frequencies that they have in common (``"learned"``,
         :mod:`fedfac.methods.common_prior`): for clients with few samples of many classes.
-    iterate
-        What a client's training gives: the ``"last"`` weights of its steps, or the ``"mean"`` of the weights
-        after each of them. A client with few samples knows them by heart long before its steps end; the mean has less
-        of that, and the server gets further. (Means of iterates: Polyak and Juditsky 1992; Izmailov et al. 2018.)
     average
         Clients predict with a mean of the server's states over rounds, in which the past weighs so much (.9: about
         the last ten rounds); they go on training from the last one.
@@ -173,7 +168,6 @@ def fedfac_plus(
     shrinkage: float = 0.0,
     prior: float = 1.0,
     smoothing: str = "fixed",
-    iterate: str = "last",
     average: float = 0.9,
     pull: float = 1.0,
     statistics: float = 0.5,
@@ -391,7 +385,6 @@ def _by_element(
     hysteresis: float = 0.0,
     prior: float = 0.0,
     smoothing: str = "fixed",
-    iterate: str = "last",
     average: float = 0.0,
     pull: float = 0.0,
     statistics: float = 0.0,
@@ -416,14 +409,13 @@ def _by_element(
     at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
     for value in tau.values() if isinstance(tau, Mapping) else [tau]:
         Threshold.parse(value)
-    trained = Phase(iterate=iterate)
 
     def plan(anatomy: Anatomy) -> Plan:
         beside = anatomy.last(1) if refresh == "head" else frozenset()
         makes_own = Phase(
             trains=None if refresh == "all" else PERSONAL, beside=beside, gentle=refresh_lr, back=shrinkage
         )
-        rest: dict[str, Any] = {**_NEWCOMERS, "warmup": warmup, "average": average, "phases": (trained,)}
+        rest: dict[str, Any] = {**_NEWCOMERS, "warmup": warmup, "average": average}
         rest |= {"refresh": refreshed(refresh_epochs, makes_own), "newcomer": (makes_own,)}
         asked = _chosen(anatomy, layers, head)
         wanted = per_layer("tau", tau, anatomy, asked)
@@ -444,17 +436,14 @@ def _by_element(
 
     recorded = {"layers": list(layers), "tau": tau, "norm": norm, "head": head, "elements": elements, "warmup": warmup}
     recorded |= {"hysteresis": hysteresis, "refresh_epochs": refresh_epochs, "refresh": refresh, "prior": prior}
-    recorded |= {"refresh_lr": refresh_lr, "shrinkage": shrinkage, "smoothing": smoothing, "iterate": iterate}
-    recorded |= {"average": average, "pull": pull, "statistics": statistics, "server_momentum": server_momentum}
-    recorded |= {"eta_g": eta_g, **options}
+    recorded |= {"refresh_lr": refresh_lr, "shrinkage": shrinkage, "smoothing": smoothing, "average": average}
+    recorded |= {"pull": pull, "statistics": statistics, "server_momentum": server_momentum, "eta_g": eta_g, **options}
     predicts = {"refresh_epochs", "refresh", "refresh_lr", "shrinkage", "average", "pull", "statistics"}
     predicts |= {"prior"} if head == "copy" else set()
     trains_as = "fedfac" if name.startswith("fedfac") else None
     if elements == "refreshed" and every_round and head == "shared" and norm != "personal":
         trains_as = "fedavg"  # all clients train everything: the split says what they make their own afterwards
-        predicts = (
-            set(recorded) - {"iterate", "server_momentum", "eta_g"} - ({"prior", "smoothing"} if prior else set())
-        )
+        predicts = set(recorded) - {"server_momentum", "eta_g"} - ({"prior", "smoothing"} if prior else set())
     method = Method(
         name=name,
         plan=plan,

@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from fedfac.anatomy import Anatomy
@@ -35,7 +34,6 @@ def fedper(
     shrinkage: float = 0.0,
     prior: float = 0.0,
     smoothing: str = "fixed",
-    iterate: str = "last",
     average: float = 0.0,
     statistics: float = 0.0,
     server_momentum: float = 0.0,
@@ -46,28 +44,19 @@ def fedper(
     Not in the paper, and off by default: ``warmup`` rounds that share everything, ``refresh_epochs`` on the
     personal layers (of a copy) before a client predicts, their ``refresh_lr`` (times the run's) and ``shrinkage`` of
     what they change, class frequencies as a ``prior`` (:mod:`fedfac.methods.prior`) with their ``smoothing``
-    (:mod:`fedfac.methods.common_prior`), the mean of a client's ``iterate`` (see :func:`fedfac.methods.fedfac`),
-    predictions with an ``average`` over rounds, normalisation by a client's own ``statistics``
-    (:mod:`fedfac.methods.own_statistics`) and a server with momentum: FedFac+'s switches.
+    (:mod:`fedfac.methods.common_prior`), predictions with an ``average`` over rounds, normalisation by a client's own
+    ``statistics`` (:mod:`fedfac.methods.own_statistics`) and a server with momentum: FedFac+'s switches.
     """
     at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
-    trained = Phase(iterate=iterate)
 
     def plan(anatomy: Anatomy) -> Plan:
         split = Split.of(anatomy, personal=anatomy.last(personal_layers))
         refresh = refreshed(refresh_epochs, Phase(trains=PERSONAL, gentle=refresh_lr, back=shrinkage))
-        return Plan(
-            split=split,
-            warmup=warmup,
-            phases=(trained,),
-            refresh=refresh,
-            average=average,
-            newcomer=(Phase(trains=PERSONAL),),
-        )
+        return Plan(split=split, warmup=warmup, refresh=refresh, average=average, newcomer=(Phase(trains=PERSONAL),))
 
     options: dict[str, Any] = {"personal_layers": personal_layers, "warmup": warmup, "refresh_epochs": refresh_epochs}
     options |= {"refresh_lr": refresh_lr, "shrinkage": shrinkage, "prior": prior, "smoothing": smoothing}
-    options |= {"iterate": iterate, "average": average, "statistics": statistics, "server_momentum": server_momentum}
+    options |= {"average": average, "statistics": statistics, "server_momentum": server_momentum}
     method = Method(
         name="fedper",
         plan=plan,
@@ -86,18 +75,16 @@ def fedrep(
     body_epochs: int = 1,
     warmup: int = 0,
     refresh_epochs: int = 0,
-    iterate: str = "last",
     average: float = 0.0,
     server_momentum: float = 0.0,
     eta_g: float = 1.0,
 ) -> Method:
     """FedPer's split; first the head (by default for the run's local epochs), then the body.
 
-    ``warmup``, ``refresh_epochs``, ``iterate`` (of both phases), ``average`` and ``server_momentum`` are FedPer's.
+    ``warmup``, ``refresh_epochs``, ``average`` and ``server_momentum`` are FedPer's.
     """
     at_least_one(head_epochs=head_epochs, body_epochs=body_epochs)
     at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
-    trained = Phase(iterate=iterate)
 
     def plan(anatomy: Anatomy) -> Plan:
         head = anatomy.last(personal_layers)
@@ -105,7 +92,7 @@ def fedrep(
         fit_head = Phase(trains=head, epochs=head_epochs)
         return Plan(
             split=Split.of(anatomy, personal=head),
-            phases=(replace(fit_head, iterate=iterate), replace(trained, trains=body, epochs=body_epochs)),
+            phases=(fit_head, Phase(trains=body, epochs=body_epochs)),
             warmup=warmup,
             refresh=refreshed(refresh_epochs),
             average=average,
@@ -113,14 +100,13 @@ def fedrep(
         )
 
     options: dict[str, Any] = {"personal_layers": personal_layers, "head_epochs": head_epochs}
-    options |= {"body_epochs": body_epochs, "warmup": warmup, "refresh_epochs": refresh_epochs, "iterate": iterate}
-    options |= {"average": average, "server_momentum": server_momentum, "eta_g": eta_g}
+    options |= {"body_epochs": body_epochs, "warmup": warmup, "refresh_epochs": refresh_epochs, "average": average}
     return Method(
         name="fedrep",
         plan=plan,
         server_rate=eta_g,
         server_momentum=server_momentum,
-        options=options,
+        options={**options, "server_momentum": server_momentum, "eta_g": eta_g},
         predicts=frozenset({"refresh_epochs", "average"}),
     )
 
