@@ -22,7 +22,7 @@ from fedfac import evaluate, experiment
 from fedfac.anatomy import Anatomy
 from fedfac.commands.flags import add_running_flags
 from fedfac.engine.lanes import LaneEngine
-from fedfac.errors import ConfigError
+from fedfac.errors import ConfigError, FedfacError
 from fedfac.method import PERSONAL, Phase
 from fedfac.progress import RoundProgress
 
@@ -87,4 +87,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FedfacError as error:
+        raise SystemExit(f"error: {error}") from None
