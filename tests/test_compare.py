@@ -293,7 +293,7 @@ def test_methods_can_be_added_to_a_comparison(
     assert comparison.load(Path("g")) == found
     capsys.readouterr()
     assert main([*start, "local", "--lr", "0.1"]) == 1
-    assert "g holds another run: tables was" in capsys.readouterr().err
+    assert "g holds another run: tables.train.lr was None, now 0.1." in capsys.readouterr().err
     assert main([*start, "local", "--time-rounds", "2"]) == 1
     assert "g holds another run: time_rounds was 1, now 2" in capsys.readouterr().err
     assert comparison.load(Path("g")) == found

@@ -144,9 +144,9 @@ def test_resuming_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"method": methods.fedfac(layers=[2])}, "method was {'name': 'fedfac', 'layers': [1]"),
+        ({"method": methods.fedfac(layers=[2])}, "another run: method.layers was [1], now [2]. Resume"),
         ({"seed": 7}, "seed was 0, now 7"),
-        ({"batch_size": 4}, "local was"),
+        ({"batch_size": 4}, "another run: local.batch_size was 8, now 4. Resume"),
         ({"cohort": 2}, "cohort was 3, now 2"),
         ({"federation": small_federation(seed=1)}, "data was"),
         ({"federation": small_federation(clients=6)}, "clients was 5, now 6"),

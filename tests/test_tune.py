@@ -354,7 +354,7 @@ def test_errors_say_what_to_do(
     assert not (tmp_path / "s").exists()
     search(tmp_path / "s")
     other = message(RunError, lambda: search(tmp_path / "s", parameters=["tau"], space={"tau": ["5%"]}))
-    assert "holds another run: space was" in other
+    assert "holds another run: space." in other
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     assert "is not empty and holds no search" in message(RunError, lambda: search(tmp_path / "full"))

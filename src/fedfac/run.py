@@ -424,18 +424,20 @@ def _runs_in(path: Path) -> str:
     return f". Name one of the runs in it: {', '.join(runs[:5])}{more}" if runs else ""
 
 
+def _differences(found: Mapping[str, Any], asked: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    for key in sorted(found.keys() | asked.keys()):
+        was, now = found.get(key), asked.get(key)
+        if isinstance(was, Mapping) and isinstance(now, Mapping):
+            yield from _differences(was, now, f"{within}{key}.")
+        elif was != now:
+            yield f"{within}{key} was {was!r}, now {now!r}"
+
+
 def check_same_run(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     """Fail unless the run in the folder is the one that is asked for; says which keys differ."""
-    different = [
-        f"{key} was {found.get(key)!r}, now {asked.get(key)!r}"
-        for key in sorted(found.keys() | asked.keys())
-        if found.get(key) != asked.get(key)
-    ]
-    if different:
-        raise RunError(
-            f"{path} holds another run: {'; '.join(different)}. Resume it with its own settings, "
-            "or choose another folder; nothing was changed."
-        )
+    if different := "; ".join(_differences(found, asked)):
+        todo = "Resume it with its own settings, or choose another folder; nothing was changed."
+        raise RunError(f"{path} holds another run: {different}. {todo}")
 
 
 def atomic_write(path: Path, content: str | bytes) -> None:
