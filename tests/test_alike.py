@@ -20,6 +20,7 @@ GROUPS = [
     ["fedavg", "fedavg+:finetune_epochs=2", "fedavg+:finetune_epochs=1:average=0.5", "fedavg:average=0.9"],
     ["fedavg:server_momentum=0.5", "fedavg+:finetune_epochs=1:server_momentum=0.5:average=0.9"],
     ["fedprox:mu=0.1", "fedprox+:mu=0.1:finetune_epochs=1", "fedprox:mu=0.1:average=0.9"],
+    ["fedfac-plus:mu=0.1", "fedfac-plus:mu=0.1:tau=inf", "fedfac-plus:mu=0.1:tau=0:refresh=head"],
     ["fedper:warmup=1", "fedper:warmup=1:refresh_epochs=1:average=0.5"],
     ["fedrep:server_momentum=0.5", "fedrep:refresh_epochs=2:average=0.5:server_momentum=0.5"],
     ["fedbabu:finetune_epochs=1", "fedbabu:finetune_epochs=1:finetune=head"],

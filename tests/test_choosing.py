@@ -347,7 +347,7 @@ def test_a_config_file_and_a_table_for_people(folder: Path, capsys: pytest.Captu
 
 
 def test_a_file_for_a_comparison_gives_its_options_to_the_candidates_that_have_them() -> None:
-    tables = {"compare": {}, "method": {"name": "auto", "layers": ["fc1"], "mu": 0.1, "trial_rounds": 60}}
+    tables = {"compare": {}, "method": {"name": "auto", "layers": ["fc1"], "head_epochs": 2, "trial_rounds": 60}}
     assert of_one_method(tables)["method"] == {"name": "auto", "layers": ["fc1"], "trial_rounds": 60}
 
 
@@ -371,9 +371,9 @@ def test_an_interrupted_choice_leaves_nothing(
     ("arguments", "words"),
     [
         (
-            ["run", "--method", "auto", "--mu", "0.1"],
+            ["run", "--method", "auto", "--head-epochs", "2"],
             "none of the methods that 'auto' chooses from (fedavg, fedavg+, fedper, fedfac-plus, local) has an option "
-            "'mu'.",
+            "'head_epochs'.",
         ),
         (
             ["run", "--method", "fedavg", "--trial-rounds", "5"],

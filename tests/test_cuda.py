@@ -31,6 +31,7 @@ METHODS: list[Method] = [
     methods.fedfac_plus(warmup=1, elements="refreshed"),
     methods.fedfac_plus(warmup=1, head="copy"),
     methods.fedfac_plus(smoothing="learned"),
+    methods.fedfac_plus(smoothing="learned", mu=0.1),
 ]
 
 

@@ -32,6 +32,7 @@ OFF: dict[str, Any] = {
     "decay": 0.0,
     "hysteresis": 0.0,
     "refresh_epochs": 0,
+    "mu": 0,
     "prior": 0,
     "average": 0,
     "pull": 0,
@@ -62,7 +63,8 @@ def test_with_every_switch_off_it_is_fedfac(schedule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "switch", ["warmup", "decay", "hysteresis", "refresh_epochs", "prior", "average", "statistics", "server_momentum"]
+    "switch",
+    ["warmup", "decay", "hysteresis", "refresh_epochs", "mu", "prior", "average", "statistics", "server_momentum"],
 )
 def test_no_switch_at_zero_does_anything_and_each_of_them_does_something(switch: str) -> None:
     on: dict[str, Any] = {
@@ -70,6 +72,7 @@ def test_no_switch_at_zero_does_anything_and_each_of_them_does_something(switch:
         "decay": 0.9,
         "hysteresis": 0.3,
         "refresh_epochs": 1,
+        "mu": 0.5,
         "prior": 1.0,
         "average": 0.5,
         "statistics": 0.5,
@@ -371,3 +374,38 @@ def test_a_refresh_of_everything_without_anything_personal_is_fedavg_plus() -> N
     assert plus.records[-1]["newcomers"] == fedavg.records[-1]["newcomers"]
     words = message(ConfigError, lambda: methods.fedfac(refresh="everything"))
     assert words == "refresh is 'everything'. Known: personal, head, all."
+
+
+# --- held near what was received -----------------------------------------------------------------------------------
+
+
+def test_held_near_the_server_it_trains_as_fedprox() -> None:
+    plus = methods.fedfac_plus(mu=0.3, prior=0, average=0)
+    prox, free = (methods.fedprox(mu=mu, server_momentum=0.5) for mu in (0.3, 0.1))
+    assert plus.training == prox.training != free.training
+    assert same(trained(plus).server, trained(prox).server)
+    assert not same(trained(prox).server, trained(free).server)
+    assert same(trained(methods.fedper(personal_layers=0, mu=0.3)).server, trained(methods.fedprox(mu=0.3)).server)
+    assert methods.fedper(mu=0.3).training != methods.fedper().training
+
+
+@pytest.mark.parametrize("smoothing", ["fixed", "learned"])
+def test_a_strong_term_holds_everything_and_a_weak_one_nothing(smoothing: str) -> None:
+    """With class frequencies in the loss as well, and with those that are learned."""
+    plain, weak, strong = (
+        trained(methods.fedfac_plus(smoothing=smoothing, mu=mu), optimizer="sgd", lr=1e-3, epochs=8).server
+        for mu in (0.0, 1e-6, 900.0)
+    )
+    start = state_of(small_model())
+    moved = {name: float((plain[name] - start[name]).abs().max()) for name, _ in small_model().named_parameters()}
+    assert max(moved.values()) > 1e-3
+    for name, distance in moved.items():
+        assert float((weak[name] - plain[name]).abs().max()) <= 1e-4 * max(moved.values())
+        assert float((strong[name] - start[name]).abs().max()) < 0.5 * distance or distance < 1e-6
+
+
+def test_held_near_it_keeps_the_laws() -> None:
+    check_method(methods.fedfac_plus(mu=0.1, smoothing="learned"))
+    check_method(methods.fedfac(mu=0.1, layers=[1]))
+    words = message(ConfigError, lambda: methods.fedfac_plus(mu=-1.0))
+    assert words == "mu is -1.0; the weight of the proximal term is a number from 0 (FedAvg) up"

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -77,12 +78,12 @@ def local() -> Method:
 
 
 class proximal:  # noqa: N801  (an objective is used like a function)
-    """ℓ(w) + ½μ‖w − wᵗ‖² over the parameters."""
+    """ℓ(w) + ½μ‖w − wᵗ‖² over the parameters; ℓ is an objective itself."""
 
-    def __init__(self, mu: float) -> None:
+    def __init__(self, mu: float, objective: Callable[[Step], Tensor] = supervised) -> None:
         if not 0 <= mu < float("inf"):
             raise ConfigError(f"mu is {mu}; the weight of the proximal term is a number from 0 (FedAvg) up")
-        self.mu = mu
+        self.mu, self.objective = mu, objective
 
     def __call__(self, step: Step) -> Tensor:
         """The loss of one batch."""
@@ -91,7 +92,13 @@ class proximal:  # noqa: N801  (an objective is used like a function)
             F.mse_loss(parameter, step.received[name], reduction="sum")
             for name, parameter in step.model.named_parameters()
         ]
-        return supervised(step) + 0.5 * self.mu * torch.stack(moved).sum()
+        return self.objective(step) + 0.5 * self.mu * torch.stack(moved).sum()
+
+
+def held_near(mu: float) -> Phase:
+    """Local training as FedProx does it; with μ = 0 as FedAvg does."""
+    near = proximal(mu)
+    return Phase(objective=near, stacks=True) if mu else Phase()
 
 
 def _global(name: str, phase: Phase, *, average: float, server_momentum: float, eta_g: float, **own: Any) -> Method:

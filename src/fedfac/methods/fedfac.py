@@ -26,6 +26,7 @@ from fedfac.anatomy import Anatomy, Layer, LayerKey
 from fedfac.errors import ConfigError, did_you_mean
 from fedfac.factor import ESTIMATORS, check_kappa
 from fedfac.method import PERSONAL, Method, Phase, Plan, at_least_zero, refreshed
+from fedfac.methods.averaging import held_near
 from fedfac.methods.common_prior import with_frequencies
 from fedfac.methods.own_statistics import with_statistics
 from fedfac.methods.prior import with_prior
@@ -62,6 +63,7 @@ def fedfac(
     refresh: str = "personal",
     refresh_lr: float = 1.0,
     shrinkage: float = 0.0,
+    mu: float = 0.0,
     prior: float = 0.0,
     smoothing: str = "fixed",
     average: float = 0.0,
@@ -119,6 +121,9 @@ def fedfac(
     shrinkage
         After the refresh, what it trained moves that share of the way back to where it began: for shared numbers, to
         what all clients have trained together (empirical Bayes: the prior).
+    mu
+        FedProx's term: ½μ‖w − wᵗ‖² is added to a client's loss and holds it near what it received, for federations in
+        which weights run away from round to round.
     prior
         Class frequencies: so much of log π_c is added to client c's outputs, so that weights need not learn which
         classes a client has (:mod:`fedfac.methods.prior`). With ``head="copy"`` only in prediction, and only as far as
@@ -166,6 +171,7 @@ def fedfac_plus(
     refresh: str = "personal",
     refresh_lr: float = 1.0,
     shrinkage: float = 0.0,
+    mu: float = 0.0,
     prior: float = 1.0,
     smoothing: str = "fixed",
     average: float = 0.9,
@@ -383,6 +389,7 @@ def _by_element(
     refresh_lr: float = 1.0,
     shrinkage: float = 0.0,
     hysteresis: float = 0.0,
+    mu: float = 0.0,
     prior: float = 0.0,
     smoothing: str = "fixed",
     average: float = 0.0,
@@ -409,13 +416,14 @@ def _by_element(
     at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
     for value in tau.values() if isinstance(tau, Mapping) else [tau]:
         Threshold.parse(value)
+    trained = held_near(mu)
 
     def plan(anatomy: Anatomy) -> Plan:
         beside = anatomy.last(1) if refresh == "head" else frozenset()
         makes_own = Phase(
             trains=None if refresh == "all" else PERSONAL, beside=beside, gentle=refresh_lr, back=shrinkage
         )
-        rest: dict[str, Any] = {**_NEWCOMERS, "warmup": warmup, "average": average}
+        rest: dict[str, Any] = {**_NEWCOMERS, "warmup": warmup, "average": average, "phases": (trained,)}
         rest |= {"refresh": refreshed(refresh_epochs, makes_own), "newcomer": (makes_own,)}
         asked = _chosen(anatomy, layers, head)
         wanted = per_layer("tau", tau, anatomy, asked)
@@ -437,13 +445,21 @@ def _by_element(
     recorded = {"layers": list(layers), "tau": tau, "norm": norm, "head": head, "elements": elements, "warmup": warmup}
     recorded |= {"hysteresis": hysteresis, "refresh_epochs": refresh_epochs, "refresh": refresh, "prior": prior}
     recorded |= {"refresh_lr": refresh_lr, "shrinkage": shrinkage, "smoothing": smoothing, "average": average}
-    recorded |= {"pull": pull, "statistics": statistics, "server_momentum": server_momentum, "eta_g": eta_g, **options}
+    recorded |= {
+        "mu": mu,
+        "pull": pull,
+        "statistics": statistics,
+        "server_momentum": server_momentum,
+        "eta_g": eta_g,
+        **options,
+    }
     predicts = {"refresh_epochs", "refresh", "refresh_lr", "shrinkage", "average", "pull", "statistics"}
     predicts |= {"prior"} if head == "copy" else set()
     trains_as = "fedfac" if name.startswith("fedfac") else None
     if elements == "refreshed" and every_round and head == "shared" and norm != "personal":
-        trains_as = "fedavg"  # all clients train everything: the split says what they make their own afterwards
-        predicts = set(recorded) - {"server_momentum", "eta_g"} - ({"prior", "smoothing"} if prior else set())
+        trains_as = "fedprox" if mu else "fedavg"  # all train everything: the split says what they make their own later
+        trains = {"server_momentum", "eta_g"} | ({"mu"} if mu else set()) | ({"prior", "smoothing"} if prior else set())
+        predicts = set(recorded) - trains
     method = Method(
         name=name,
         plan=plan,

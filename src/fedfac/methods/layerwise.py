@@ -20,6 +20,7 @@ from typing import Any
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError
 from fedfac.method import PERSONAL, Method, Phase, Plan, at_least_one, at_least_zero, refreshed
+from fedfac.methods.averaging import held_near
 from fedfac.methods.common_prior import with_frequencies
 from fedfac.methods.own_statistics import with_statistics
 from fedfac.split import Split
@@ -32,6 +33,7 @@ def fedper(
     refresh_epochs: int = 0,
     refresh_lr: float = 1.0,
     shrinkage: float = 0.0,
+    mu: float = 0.0,
     prior: float = 0.0,
     smoothing: str = "fixed",
     average: float = 0.0,
@@ -43,18 +45,27 @@ def fedper(
 
     Not in the paper, and off by default: ``warmup`` rounds that share everything, ``refresh_epochs`` on the
     personal layers (of a copy) before a client predicts, their ``refresh_lr`` (times the run's) and ``shrinkage`` of
-    what they change, class frequencies as a ``prior`` (:mod:`fedfac.methods.prior`) with their ``smoothing``
-    (:mod:`fedfac.methods.common_prior`), predictions with an ``average`` over rounds, normalisation by a client's own
-    ``statistics`` (:mod:`fedfac.methods.own_statistics`) and a server with momentum: FedFac+'s switches.
+    what they change, FedProx's ``mu``, class frequencies as a ``prior`` (:mod:`fedfac.methods.prior`) with their
+    ``smoothing`` (:mod:`fedfac.methods.common_prior`), predictions with an ``average`` over rounds, normalisation by a
+    client's own ``statistics`` (:mod:`fedfac.methods.own_statistics`) and a server with momentum: FedFac+'s switches.
     """
     at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
+    phases = (held_near(mu),)
 
     def plan(anatomy: Anatomy) -> Plan:
         split = Split.of(anatomy, personal=anatomy.last(personal_layers))
         refresh = refreshed(refresh_epochs, Phase(trains=PERSONAL, gentle=refresh_lr, back=shrinkage))
-        return Plan(split=split, warmup=warmup, refresh=refresh, average=average, newcomer=(Phase(trains=PERSONAL),))
+        return Plan(
+            split=split,
+            warmup=warmup,
+            phases=phases,
+            refresh=refresh,
+            average=average,
+            newcomer=(Phase(trains=PERSONAL),),
+        )
 
     options: dict[str, Any] = {"personal_layers": personal_layers, "warmup": warmup, "refresh_epochs": refresh_epochs}
+    options |= {"mu": mu}
     options |= {"refresh_lr": refresh_lr, "shrinkage": shrinkage, "prior": prior, "smoothing": smoothing}
     options |= {"average": average, "statistics": statistics, "server_momentum": server_momentum}
     method = Method(
