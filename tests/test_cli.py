@@ -115,7 +115,7 @@ def test_compare_prints_a_table_and_resume_goes_on_with_it(capsys: pytest.Captur
         assert json.loads(call(capsys, *again)[1]) == json.loads(out)
     status, _, err = call(capsys, "compare", "--methods", "fedavg", *QUICK, "--out", "c")
     assert status == 1
-    assert "c holds another run: tables." in err
+    assert "c holds another run: tables.method was {'layers': [3]}, now None." in err
     status, out, err = call(capsys, "resume", "c")
     assert status == 0
     assert "worst decile" in out

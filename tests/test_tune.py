@@ -355,6 +355,7 @@ def test_errors_say_what_to_do(
     search(tmp_path / "s")
     other = message(RunError, lambda: search(tmp_path / "s", parameters=["tau"], space={"tau": ["5%"]}))
     assert "holds another run: space." in other
+    assert "space.tau was ['25%', '50%'], now ['5%']." in other
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     assert "is not empty and holds no search" in message(RunError, lambda: search(tmp_path / "full"))

@@ -95,10 +95,21 @@ class proximal:  # noqa: N801  (an objective is used like a function)
         return self.objective(step) + 0.5 * self.mu * torch.stack(moved).sum()
 
 
-def held_near(mu: float) -> Phase:
-    """Local training as FedProx does it; with μ = 0 as FedAvg does."""
-    near = proximal(mu)
-    return Phase(objective=near, stacks=True) if mu else Phase()
+def held_near(method: Method, mu: float) -> Method:
+    """The same method with FedProx's term in its training, whatever its objectives are; what a refresh does stays."""
+    proximal(mu)  # refuses what is no weight
+    if not mu:
+        return method
+
+    def held(phase: Phase) -> Phase:
+        stacks = phase.stacks or phase.objective is supervised
+        return replace(phase, objective=proximal(mu, phase.objective), stacks=stacks)
+
+    def plan(anatomy: Anatomy) -> Plan:
+        found = method.plan(anatomy)
+        return replace(found, phases=tuple(p if p.epochs == 0 else held(p) for p in found.phases))
+
+    return replace(method, plan=plan)
 
 
 def _global(name: str, phase: Phase, *, average: float, server_momentum: float, eta_g: float, **own: Any) -> Method:

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError, ModelError, did_you_mean
 from fedfac.method import Begin, Method, Phase, Plan, Step, supervised
-from fedfac.methods.averaging import proximal
 from fedfac.methods.prior import SMOOTHING, added, class_counts, with_prior
 
 SMOOTHINGS = ("fixed", "learned")
@@ -53,19 +52,13 @@ def with_frequencies(method: Method, strength: float, smoothing: str, *, trained
 def _with_common(method: Method, strength: float) -> Method:
     """The same method on a model that adds ``strength`` · log π_c to its outputs, π_c smoothed by what is learned."""
     count = Phase(trains=frozenset({COUNTS}), epochs=0, before=_count)
-    left_out = _LeftOut(strength)
-
-    def honest(phase: Phase) -> Phase:
-        if phase.objective is supervised:
-            return replace(phase, objective=left_out, stacks=True)
-        if isinstance(phase.objective, proximal) and phase.objective.objective is supervised:
-            return replace(phase, objective=proximal(phase.objective.mu, left_out))
-        return phase
+    honest = _LeftOut(strength)
 
     def plan(anatomy: Anatomy) -> Plan:
         found = method.plan(anatomy)
         phases, refresh, newcomer = (
-            (count, *map(honest, phases)) for phases in (found.phases, found.refresh, found.newcomer)
+            (count, *(replace(p, objective=honest, stacks=True) if p.objective is supervised else p for p in phases))
+            for phases in (found.phases, found.refresh, found.newcomer)
         )
         return replace(
             found,

@@ -416,14 +416,13 @@ def _by_element(
     at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
     for value in tau.values() if isinstance(tau, Mapping) else [tau]:
         Threshold.parse(value)
-    trained = held_near(mu)
 
     def plan(anatomy: Anatomy) -> Plan:
         beside = anatomy.last(1) if refresh == "head" else frozenset()
         makes_own = Phase(
             trains=None if refresh == "all" else PERSONAL, beside=beside, gentle=refresh_lr, back=shrinkage
         )
-        rest: dict[str, Any] = {**_NEWCOMERS, "warmup": warmup, "average": average, "phases": (trained,)}
+        rest: dict[str, Any] = {**_NEWCOMERS, "warmup": warmup, "average": average}
         rest |= {"refresh": refreshed(refresh_epochs, makes_own), "newcomer": (makes_own,)}
         asked = _chosen(anatomy, layers, head)
         wanted = per_layer("tau", tau, anatomy, asked)
@@ -443,16 +442,10 @@ def _by_element(
         )
 
     recorded = {"layers": list(layers), "tau": tau, "norm": norm, "head": head, "elements": elements, "warmup": warmup}
-    recorded |= {"hysteresis": hysteresis, "refresh_epochs": refresh_epochs, "refresh": refresh, "prior": prior}
-    recorded |= {"refresh_lr": refresh_lr, "shrinkage": shrinkage, "smoothing": smoothing, "average": average}
-    recorded |= {
-        "mu": mu,
-        "pull": pull,
-        "statistics": statistics,
-        "server_momentum": server_momentum,
-        "eta_g": eta_g,
-        **options,
-    }
+    recorded |= {"hysteresis": hysteresis, "refresh_epochs": refresh_epochs, "refresh": refresh, "mu": mu}
+    recorded |= {"refresh_lr": refresh_lr, "shrinkage": shrinkage, "prior": prior, "smoothing": smoothing}
+    recorded |= {"average": average, "pull": pull, "statistics": statistics, "server_momentum": server_momentum}
+    recorded |= {"eta_g": eta_g, **options}
     predicts = {"refresh_epochs", "refresh", "refresh_lr", "shrinkage", "average", "pull", "statistics"}
     predicts |= {"prior"} if head == "copy" else set()
     trains_as = "fedfac" if name.startswith("fedfac") else None
@@ -469,4 +462,5 @@ def _by_element(
         predicts=frozenset(predicts),
         trains_as=trains_as,
     )
-    return with_statistics(with_frequencies(method, prior, smoothing, trained=head != "copy"), statistics)
+    method = with_frequencies(method, prior, smoothing, trained=head != "copy")
+    return with_statistics(held_near(method, mu), statistics)

@@ -50,24 +50,15 @@ def fedper(
     client's own ``statistics`` (:mod:`fedfac.methods.own_statistics`) and a server with momentum: FedFac+'s switches.
     """
     at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
-    phases = (held_near(mu),)
 
     def plan(anatomy: Anatomy) -> Plan:
         split = Split.of(anatomy, personal=anatomy.last(personal_layers))
         refresh = refreshed(refresh_epochs, Phase(trains=PERSONAL, gentle=refresh_lr, back=shrinkage))
-        return Plan(
-            split=split,
-            warmup=warmup,
-            phases=phases,
-            refresh=refresh,
-            average=average,
-            newcomer=(Phase(trains=PERSONAL),),
-        )
+        return Plan(split=split, warmup=warmup, refresh=refresh, average=average, newcomer=(Phase(trains=PERSONAL),))
 
     options: dict[str, Any] = {"personal_layers": personal_layers, "warmup": warmup, "refresh_epochs": refresh_epochs}
-    options |= {"mu": mu}
     options |= {"refresh_lr": refresh_lr, "shrinkage": shrinkage, "prior": prior, "smoothing": smoothing}
-    options |= {"average": average, "statistics": statistics, "server_momentum": server_momentum}
+    options |= {"mu": mu, "average": average, "statistics": statistics, "server_momentum": server_momentum}
     method = Method(
         name="fedper",
         plan=plan,
@@ -76,7 +67,7 @@ def fedper(
         options={**options, "eta_g": eta_g},
         predicts=frozenset({"refresh_epochs", "refresh_lr", "shrinkage", "average", "statistics"}),
     )
-    return with_statistics(with_frequencies(method, prior, smoothing), statistics)
+    return with_statistics(held_near(with_frequencies(method, prior, smoothing), mu), statistics)
 
 
 def fedrep(
