@@ -189,6 +189,16 @@ def test_a_crashed_cell_is_reported_and_the_rest_goes_on(
     assert json.loads(capsys.readouterr().out)["settings"][0]["methods"].keys() == {"fedavg", "fedper", "local"}
 
 
+def test_a_comparison_of_which_every_cell_fails_prints_reasons_and_no_empty_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["compare", "--clients", "8", "--cohort", "9", "--rounds", "1", "--methods", "fedavg,fedper", "--quiet"]
+    assert main([*asked, "--out", str(tmp_path / "c")]) == 1
+    said = capsys.readouterr()
+    assert said.out.startswith("the comparison: nothing has been evaluated yet\nin ")
+    assert said.err.count("a cohort of 9 clients was asked for; the federation has 8 to train with") == 2
+
+
 def test_a_file_can_describe_a_comparison(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ from fedfac.commands.flags import (
 from fedfac.commands.show import print_blocks
 from fedfac.comparison import Cell, Comparison
 from fedfac.errors import ConfigError
-from fedfac.progress import RoundProgress
+from fedfac.progress import RoundProgress, plain
 from fedfac.records import Record
 from fedfac.run import atomic_write
 
@@ -107,7 +107,7 @@ def go_on(comparison: Comparison, arguments: argparse.Namespace) -> int:
     else:
         print_blocks(blocks, comparison.out)
     for folder, why in failed.items():
-        progress.say(f"failed: {folder}: {why}")
+        plain(progress.console, f"failed: {folder}: {why}")  # --quiet is about progress
     if stopped:
         progress.say(f"stopped; go on with: fedfac resume {comparison.out}")
         return 130
