@@ -27,11 +27,11 @@ GROUPS = [
     ["fedfac", "fedfac:refresh_epochs=1:average=0.9"],
     ["fedfac-static:refresh_epochs=1", "fedfac-static"],
     [
-        "fedfac-plus:warmup=1:head=copy",
-        "fedfac-plus:warmup=1:head=copy:pull=0",
-        "fedfac-plus:warmup=1:head=copy:prior=0",
-        "fedfac-plus:warmup=1:head=copy:average=0:refresh_epochs=0",
-        "fedfac:head=copy:warmup=1:elements=refreshed:decay=0.9:hysteresis=0.1:server_momentum=0.5",
+        "fedfac-plus:warmup=1:head=copy:mu=0.01",
+        "fedfac-plus:warmup=1:head=copy:mu=0.01:pull=0",
+        "fedfac-plus:warmup=1:head=copy:mu=0.01:prior=0",
+        "fedfac-plus:warmup=1:head=copy:mu=0.01:average=0:refresh_epochs=0",
+        "fedfac:head=copy:warmup=1:elements=refreshed:decay=0.9:hysteresis=0.1:server_momentum=0.5:mu=0.01",
     ],
     ["fedfac-plus:warmup=1", "fedfac-plus:warmup=1:refresh=head", "fedfac-plus:warmup=1:refresh_epochs=0"],
     [  # what all clients train: everyone decides for itself, what it measures is not what the first one does
@@ -47,7 +47,7 @@ GROUPS = [
     ["fedfac-plus:smoothing=learned:tau=25%", "fedfac-plus:smoothing=learned:layers=2"],
     [
         "fedavg+:finetune_epochs=1:server_momentum=0.5",
-        "fedfac-plus:prior=0",
+        "fedfac-plus:mu=0:prior=0",
         "fedfac:elements=refreshed:server_momentum=0.5",
     ],
 ]
@@ -146,7 +146,7 @@ def test_a_run_that_is_ahead_goes_on_alone(tmp_path: Path, monkeypatch: pytest.M
     "labels",
     [
         ["fedfac-plus:warmup=1", "fedfac-plus:warmup=1:pull=0"],
-        ["fedavg:server_momentum=0.5", "fedfac-plus:prior=0:layers=2", "fedfac-plus:prior=0:decay=0:tau=75%"],
+        ["fedavg:server_momentum=0.5", "fedfac-plus:mu=0:prior=0:layers=2", "fedfac-plus:mu=0:prior=0:decay=0:tau=75%"],
     ],
     ids=lambda labels: labels[0],
 )
@@ -196,7 +196,7 @@ def test_a_session_repeats_only_what_trains_as_it_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "sets"),
     [
-        (["fedavg+:finetune_epochs=1", "fedfac-plus:prior=0:server_momentum=0", "fedavg"], 1),
+        (["fedavg+:finetune_epochs=1", "fedfac-plus:mu=0:prior=0:server_momentum=0", "fedavg"], 1),
         (["fedfac-plus:head=copy", "fedfac-plus:head=copy:prior=0"], 2),  # a model without a prior has other tensors
     ],
 )

@@ -106,7 +106,7 @@ def test_what_trials_train_on() -> None:
 def test_a_session_that_goes_on_from_the_trunk_is_the_one_that_warmed_up() -> None:
     settings = Settings(rounds=5, cohort=5, evaluate_every=9, stack=False)
     local = Local(**LOCAL)
-    method = methods.fedfac_plus(warmup=3, server_momentum=0, prior=0)
+    method = methods.fedfac_plus(warmup=3, server_momentum=0, mu=0, prior=0)
     with Session(mlp(), federation("contradictory"), method, local, settings) as straight:
         while not straight.finished:
             straight.step()

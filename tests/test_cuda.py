@@ -310,7 +310,7 @@ def test_augmentation_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ALIKE = [
-    ["fedavg:server_momentum=0.5", "fedavg+:finetune_epochs=1:server_momentum=0.5", "fedfac-plus:prior=0"],
+    ["fedavg:server_momentum=0.5", "fedavg+:finetune_epochs=1:server_momentum=0.5", "fedfac-plus:mu=0:prior=0"],
     [
         "fedfac-plus",
         "fedfac-plus:tau=inf:refresh_epochs=7",

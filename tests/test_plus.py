@@ -18,6 +18,7 @@ from fedfac.errors import ConfigError
 from fedfac.method import PERSONAL, Method, Phase, check_method
 from fedfac.moments import Moments
 from fedfac.noise import silent
+from fedfac.options import value_of
 from fedfac.rules import Asked, FactorRule, Threshold, decide
 from fedfac.split import Split
 from fedfac.state import references, same, state_of
@@ -95,6 +96,7 @@ def test_a_warm_up_that_never_ends_is_fedavg(head: str) -> None:
         "hysteresis": 0.1,
         "refresh_epochs": 2,
         "refresh": "personal",
+        "mu": 0,
         "prior": 0,
         "average": 0,
         "statistics": 0,
@@ -402,6 +404,33 @@ def test_a_strong_term_holds_everything_and_a_weak_one_nothing(smoothing: str) -
     for name, distance in moved.items():
         assert float((weak[name] - plain[name]).abs().max()) <= 1e-4 * max(moved.values())
         assert float((strong[name] - start[name]).abs().max()) < 0.5 * distance or distance < 1e-6
+
+
+def test_how_near_it_is_held_is_left_to_the_network() -> None:
+    """Without a normalisation .01, and 0 with one, whichever way it normalises; a number is a number anywhere."""
+
+    def server(model: torch.nn.Module, **options: Any) -> dict[str, torch.Tensor]:
+        method = methods.fedfac_plus(layers=[1], **options)
+        return dict(fedfac.fit(model, small_federation(), method=method, rounds=2, rate=0.6, epochs=2, seed=3).server)
+
+    def network(*between: torch.nn.Module) -> torch.nn.Module:
+        torch.manual_seed(0)
+        return torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(72, 8), *between, torch.nn.ReLU(), torch.nn.Linear(8, 3)
+        )
+
+    plain = network()
+    assert same(server(plain), server(plain, mu=0.01))
+    assert not same(server(plain), server(plain, mu=0))
+    for norm in (torch.nn.BatchNorm1d(8), torch.nn.LayerNorm(8), torch.nn.GroupNorm(2, 8)):
+        normal = network(norm)
+        assert same(server(normal), server(normal, mu=0))
+        assert not same(server(normal), server(normal, mu=0.01))
+    assert methods.fedfac_plus().options["mu"] is None
+    assert methods.fedfac().options["mu"] == methods.fedper().options["mu"] == 0
+    left = methods.fedfac_plus(prior=0).training
+    assert left not in {methods.fedfac_plus(prior=0, mu=mu).training for mu in (0, 0.01)}  # it depends on the network
+    assert value_of("fedfac-plus", "mu", "0.1", methods.options_of("fedfac-plus")) == 0.1
 
 
 def test_held_near_it_keeps_the_laws() -> None:

@@ -26,8 +26,8 @@ def reader(parameter: inspect.Parameter) -> Callable[[str], Any]:
     """What reads an option's text."""
     if isinstance(parameter.default, tuple):
         return layer_keys
-    if parameter.default is None:  # every option without a default of its own is a number of epochs or layers
-        return int
+    if parameter.default is None:  # left to the run or the network: a number, by the annotation
+        return float if "float" in str(parameter.annotation) else int
     return type(parameter.default) if isinstance(parameter.default, int | float) else str
 
 

@@ -23,6 +23,8 @@ from fedfac.errors import ConfigError
 from fedfac.method import Method, Phase, Plan, Step, at_least_one, supervised
 from fedfac.split import Split
 
+NEAR = 0.01
+
 
 def fedavg(*, average: float = 0.0, server_momentum: float = 0.0, eta_g: float = 1.0) -> Method:
     """One global model: W ← W + η_g (Σ n_k W_k / Σ n_k − W). A newcomer gets the global model.
@@ -95,19 +97,26 @@ class proximal:  # noqa: N801  (an objective is used like a function)
         return self.objective(step) + 0.5 * self.mu * torch.stack(moved).sum()
 
 
-def held_near(method: Method, mu: float) -> Method:
-    """The same method with FedProx's term in its training, whatever its objectives are; what a refresh does stays."""
-    proximal(mu)  # refuses what is no weight
-    if not mu:
-        return method
+def held_near(method: Method, mu: float | None) -> Method:
+    """The same method with FedProx's term in its training, whatever its objectives are; what a refresh does stays.
 
-    def held(phase: Phase) -> Phase:
-        stacks = phase.stacks or phase.objective is supervised
-        return replace(phase, objective=proximal(mu, phase.objective), stacks=stacks)
+    None leaves it to the network: ``NEAR`` where nothing is normalised, else 0. Behind a normalisation the length of
+    weights does not matter; without one they may grow from round to round until the network is no good.
+    """
+    proximal(mu or 0)  # refuses what is no weight
+    if mu == 0:
+        return method
 
     def plan(anatomy: Anatomy) -> Plan:
         found = method.plan(anatomy)
-        return replace(found, phases=tuple(p if p.epochs == 0 else held(p) for p in found.phases))
+        weight = mu if mu is not None else 0 if anatomy.norms else NEAR
+        return replace(found, phases=tuple(held(p, weight) if weight else p for p in found.phases))
+
+    def held(phase: Phase, weight: float) -> Phase:
+        if phase.epochs == 0:
+            return phase
+        stacks = phase.stacks or phase.objective is supervised
+        return replace(phase, objective=proximal(weight, phase.objective), stacks=stacks)
 
     return replace(method, plan=plan)
 

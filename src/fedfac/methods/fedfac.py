@@ -63,7 +63,7 @@ def fedfac(
     refresh: str = "personal",
     refresh_lr: float = 1.0,
     shrinkage: float = 0.0,
-    mu: float = 0.0,
+    mu: float | None = 0.0,
     prior: float = 0.0,
     smoothing: str = "fixed",
     average: float = 0.0,
@@ -123,7 +123,7 @@ def fedfac(
         what all clients have trained together (empirical Bayes: the prior).
     mu
         FedProx's term: ½μ‖w − wᵗ‖² is added to a client's loss and holds it near what it received, for federations in
-        which weights run away from round to round.
+        which weights run away from round to round. None: .01 where the network normalises nothing, else 0.
     prior
         Class frequencies: so much of log π_c is added to client c's outputs, so that weights need not learn which
         classes a client has (:mod:`fedfac.methods.prior`). With ``head="copy"`` only in prediction, and only as far as
@@ -171,7 +171,7 @@ def fedfac_plus(
     refresh: str = "personal",
     refresh_lr: float = 1.0,
     shrinkage: float = 0.0,
-    mu: float = 0.0,
+    mu: float | None = None,
     prior: float = 1.0,
     smoothing: str = "fixed",
     average: float = 0.9,
@@ -183,7 +183,7 @@ def fedfac_plus(
 ) -> Method:
     """FedFac+: :func:`fedfac` with its switches on; the parameters are the same.
 
-    With ``elements="personal"`` and the numbers at 0 it is FedFac, bit by bit.
+    With ``elements="personal"`` and the numbers (``mu`` too) at 0 it is FedFac, bit by bit.
     """
     return _factor_split("fedfac-plus", **locals())
 
@@ -389,7 +389,7 @@ def _by_element(
     refresh_lr: float = 1.0,
     shrinkage: float = 0.0,
     hysteresis: float = 0.0,
-    mu: float = 0.0,
+    mu: float | None = 0.0,
     prior: float = 0.0,
     smoothing: str = "fixed",
     average: float = 0.0,
@@ -441,7 +441,14 @@ def _by_element(
             **rest,
         )
 
-    recorded = {"layers": list(layers), "tau": tau, "norm": norm, "head": head, "elements": elements, "warmup": warmup}
+    recorded: dict[str, Any] = {
+        "layers": list(layers),
+        "tau": tau,
+        "norm": norm,
+        "head": head,
+        "elements": elements,
+        "warmup": warmup,
+    }
     recorded |= {"hysteresis": hysteresis, "refresh_epochs": refresh_epochs, "refresh": refresh, "mu": mu}
     recorded |= {"refresh_lr": refresh_lr, "shrinkage": shrinkage, "prior": prior, "smoothing": smoothing}
     recorded |= {"average": average, "pull": pull, "statistics": statistics, "server_momentum": server_momentum}
@@ -450,8 +457,9 @@ def _by_element(
     predicts |= {"prior"} if head == "copy" else set()
     trains_as = "fedfac" if name.startswith("fedfac") else None
     if elements == "refreshed" and every_round and head == "shared" and norm != "personal":
-        trains_as = "fedprox" if mu else "fedavg"  # all train everything: the split says what they make their own later
-        trains = {"server_momentum", "eta_g"} | ({"mu"} if mu else set()) | ({"prior", "smoothing"} if prior else set())
+        # all train everything: the split says what they make their own later
+        trains_as, trains = ("fedavg", set()) if mu == 0 else ("fedprox", {"mu"})
+        trains |= {"server_momentum", "eta_g"} | ({"prior", "smoothing"} if prior else set())
         predicts = set(recorded) - trains
     method = Method(
         name=name,

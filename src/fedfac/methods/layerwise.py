@@ -33,7 +33,7 @@ def fedper(
     refresh_epochs: int = 0,
     refresh_lr: float = 1.0,
     shrinkage: float = 0.0,
-    mu: float = 0.0,
+    mu: float | None = 0.0,
     prior: float = 0.0,
     smoothing: str = "fixed",
     average: float = 0.0,
