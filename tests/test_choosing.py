@@ -28,7 +28,7 @@ from fedfac.choosing.choose import for_trials
 from fedfac.cli import main
 from fedfac.commands.flags import of_one_method
 from fedfac.errors import ConfigError, DataError, TrainingError
-from fedfac.method import Step
+from fedfac.method import Phase, Step
 from fedfac.progress import RoundProgress
 from fedfac.rounds import Session
 from fedfac.settings import Settings
@@ -121,6 +121,16 @@ def test_a_session_that_goes_on_from_the_trunk_is_the_one_that_warmed_up() -> No
         assert branch.split == straight.split
         words = message(ConfigError, lambda: branch.go_on_from(trunk))
     assert words == "a session goes on from another one of the same model, and before its own first round"
+
+
+def test_a_term_that_is_left_to_the_network_keeps_nobody_from_branching_off() -> None:
+    left, asked, none = (methods.fedfac_plus(mu=mu, prior=0) for mu in (None, 0.01, 0))
+    assert [trials.branches_off(m, mlp()) for m in (left, asked, none, methods.fedprox())] == [True, False, True, False]
+    anatomy = Anatomy.of(mlp())
+    assert left.plan(anatomy).phases != none.plan(anatomy).phases == (Phase(),)
+    tried = trials.stand_in(left, trunk=2, alone=3).plan(anatomy)
+    assert tried.phases == (Phase(),)
+    assert tried.warmup == 2
 
 
 def test_differences_are_paired_by_client_and_weighted_by_samples() -> None:
