@@ -31,7 +31,7 @@ from fedfac.choosing.candidates import Candidate
 from fedfac.choosing.choice import Choice, Trial
 from fedfac.errors import DataError, TrainingError
 from fedfac.method import PERSONAL, Method, Phase, Plan
-from fedfac.methods.averaging import proximal
+from fedfac.methods.averaging import let_go
 from fedfac.rounds import Session
 from fedfac.seeds import stream
 
@@ -66,21 +66,8 @@ def cost_of(plan: Sequence[tuple[int, int]]) -> int:
 
 def is_plain(method: Method, plan: Plan) -> bool:
     """Whether a method's clients train as FedAvg's do, so that it can branch off from FedAvg."""
-    trains = tuple(phase for phase in _free(method, plan).phases if phase.epochs != 0)  # the others only prepare
+    trains = tuple(phase for phase in let_go(method, plan).phases if phase.epochs != 0)  # the others only prepare
     return trains == (Phase(),) and method.server_rate == 1
-
-
-def _free(method: Method, plan: Plan) -> Plan:
-    """Without the term that is left to the network (``mu`` None): a few rounds cannot show what it is worth."""
-    if method.options.get("mu", 0) is not None:
-        return plan
-    freed = tuple(
-        replace(phase, objective=phase.objective.objective, stacks=False)
-        if isinstance(phase.objective, proximal)
-        else phase
-        for phase in plan.phases
-    )
-    return replace(plan, phases=freed)
 
 
 def branches_off(method: Method, model: nn.Module) -> bool:
@@ -108,9 +95,9 @@ def stand_in(method: Method, *, trunk: int, alone: int) -> Method:
         trained = tuple(p for p in asked.refresh if p.epochs != 0 and (anew or p.trains != PERSONAL or p.beside))
         if asked.split.kept - asked.own or any(phase.beside for phase in trained):
             trained = (replace(trained[-1], epochs=None) if trained else Phase(trains=PERSONAL),) * CATCH_UP
-        return replace(_free(method, asked), warmup=trunk, probe_all=False, refresh=(*counts, *trained))
+        return replace(let_go(method, asked), warmup=trunk, probe_all=False, refresh=(*counts, *trained))
 
-    return replace(method, plan=plan, server_momentum=0.0)  # a few rounds cannot show what it is worth, either
+    return replace(method, plan=plan, server_momentum=0.0)  # few rounds cannot show what it is worth
 
 
 @dataclass(eq=False)

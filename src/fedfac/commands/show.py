@@ -92,7 +92,9 @@ def print_blocks(blocks: Sequence[Block], path: Path) -> None:
     console = wide_console()
     for block in blocks:
         if not block.rows:
-            console.print(f"{block.setting or 'the comparison'}: nothing has been evaluated yet", highlight=False)
+            console.print(
+                f"{block.setting or 'the comparison'}: nothing has been evaluated yet", highlight=False, markup=False
+            )
             continue
         table = Table(title=block.setting or None, title_justify="left", header_style="bold")
         table.add_column("method")

@@ -23,7 +23,7 @@ from fedfac.errors import ConfigError
 from fedfac.method import Method, Phase, Plan, Step, at_least_one, supervised
 from fedfac.split import Split
 
-NEAR = 0.01
+NEAR = 0.01  # μ where it is left to a network that normalises nothing
 
 
 def fedavg(*, average: float = 0.0, server_momentum: float = 0.0, eta_g: float = 1.0) -> Method:
@@ -119,6 +119,18 @@ def held_near(method: Method, mu: float | None) -> Method:
         return replace(phase, objective=proximal(weight, phase.objective), stacks=stacks)
 
     return replace(method, plan=plan)
+
+
+def let_go(method: Method, plan: Plan) -> Plan:
+    """A method's plan without the term that was left to the network: what it is worth shows after many rounds only."""
+    if method.options.get("mu", 0) is not None:
+        return plan
+
+    def free(phase: Phase) -> Phase:
+        inner = phase.objective
+        return replace(phase, objective=inner.objective, stacks=False) if isinstance(inner, proximal) else phase
+
+    return replace(plan, phases=tuple(map(free, plan.phases)))
 
 
 def _global(name: str, phase: Phase, *, average: float, server_momentum: float, eta_g: float, **own: Any) -> Method:

@@ -10,10 +10,10 @@ Where we differ from the paper's text, and why: the correlation comes from sums 
 mean of the cohort's weights, since a sum of updates is not defined for it; Λ may include the head.
 
 FedFac+ is FedFac with switches that the paper does not have, each of which can be turned off: a warm-up, moments and
-masks that change slowly, a server with momentum, class frequencies as a prior, a mean of the shared part over
-rounds, normalisation by a client's own statistics, and personal elements that all clients train together and each
-makes its own from there before it predicts. All of it runs in FedFac's protocol: only sums leave a client. What each
-is worth: docs/fedfac-plus.md.
+masks that change slowly, a server with momentum, clients that are held near it if the network normalises nothing,
+class frequencies as a prior, a mean of the shared part over rounds, normalisation by a client's own statistics, and
+personal elements that all clients train together and each makes its own from there before it predicts. All of it runs
+in FedFac's protocol: only sums leave a client. What each is worth: docs/fedfac-plus.md.
 """
 
 from __future__ import annotations
