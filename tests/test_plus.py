@@ -430,7 +430,12 @@ def test_how_near_it_is_held_is_left_to_the_network() -> None:
     assert methods.fedfac().options["mu"] == methods.fedper().options["mu"] == 0
     left = methods.fedfac_plus(prior=0).training
     assert left not in {methods.fedfac_plus(prior=0, mu=mu).training for mu in (0, 0.01)}  # it depends on the network
-    assert value_of("fedfac-plus", "mu", "0.1", methods.options_of("fedfac-plus")) == 0.1
+    known = methods.options_of("fedfac-plus")
+    assert value_of("fedfac-plus", "mu", "0.1", known) == 0.1
+    words = message(ConfigError, lambda: value_of("fedfac-plus", "mu", "near", known))
+    assert words == "mu of 'fedfac-plus' is 'near'; it is a number"
+    words = message(ConfigError, lambda: value_of("fedavg+", "finetune_epochs", "few", methods.options_of("fedavg+")))
+    assert words == "finetune_epochs of 'fedavg+' is 'few'; it is a whole number"
 
 
 def test_held_near_it_keeps_the_laws() -> None:

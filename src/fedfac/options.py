@@ -19,7 +19,9 @@ def value_of(owner: str, option: str, text: str, known: Mapping[str, inspect.Par
             return {"true": True, "false": False}[text.lower()]
         return reader(known[option])(text)
     except (KeyError, ValueError) as error:
-        raise ConfigError(f"{option} of {owner!r} is {text!r}; it is of the kind of {default!r}") from error
+        number = "a number" if reader(known[option]) is float else "a whole number"  # there is no default to show
+        kind = number if default is None else f"of the kind of {default!r}"
+        raise ConfigError(f"{option} of {owner!r} is {text!r}; it is {kind}") from error
 
 
 def reader(parameter: inspect.Parameter) -> Callable[[str], Any]:
