@@ -33,6 +33,7 @@ from fedfac.run import RunDirectory, atomic_write, check_same_run
 PLAN = "comparison.json"
 TIMES = "times.json"
 FAILED = "failed.txt"
+ALONE = "alone"  # the seed that a comparison began with, if it was one: its runs are in folders without a number
 LOWER_IS_BETTER = frozenset({"loss", "std", "mse", "mae", "time", "newcomers_loss"})
 SIGNIFICANT = 0.05
 
@@ -82,12 +83,13 @@ def plan(
 ) -> Comparison:
     """Check every cell, then write down what is compared.
 
-    To a comparison that is already there methods can be added; the runs that it has must be the same.
+    To a comparison that is already there methods and seeds can be added; the runs that it has must be the same.
     """
     wanted = json_like(
         {
             "methods": list(methods),
             "seeds": list(seeds),
+            ALONE: seeds[0] if len(seeds) == 1 else None,
             "vary": dict(vary or {}),
             "time_rounds": time_rounds,
             "tables": dict(tables),
@@ -96,11 +98,13 @@ def plan(
     there = _read_plan(out) if is_comparison(out) else None
     if there is not None:
         wanted["methods"] = together(there["methods"], methods)
+        wanted["seeds"] = together(there["seeds"], seeds)
+        wanted[ALONE] = there[ALONE]
     comparison = _expand(out, wanted)
     if there is not None:
         # options that only new methods have may be new in the tables: what counts is that the runs stay what they are
-        stays = [cell for cell in comparison.cells if cell.method in there["methods"]] == list(load(out).cells)
-        allowed = ("methods", "tables") if stays else ("methods",)
+        old = [c for c in comparison.cells if c.method in there["methods"] and c.seed in there["seeds"]]
+        allowed = ("methods", "seeds", "tables") if old == list(load(out).cells) else ("methods", "seeds")
         check_same_run(out, there | {key: wanted[key] for key in allowed}, wanted)
     for cell in {(c.setting, c.method): c for c in comparison.cells}.values():
         experiment.build(cell.config)  # unknown layers, impossible partitions: fail before anything is written
@@ -112,13 +116,13 @@ def plan(
     return comparison
 
 
-def together(there: Sequence[str], more: Sequence[str]) -> list[str]:
-    """The methods that are there, and those that are new.
+def together(there: Sequence[Any], more: Sequence[Any]) -> list[Any]:
+    """The methods (or seeds) that are there, and those that are new.
 
     >>> together(["fedavg", "fedfac"], ["fedfac", "fedper"])
     ['fedavg', 'fedfac', 'fedper']
     """
-    return [*there, *(label for label in more if label not in there)]
+    return [*there, *(one for one in more if one not in there)]
 
 
 def load(out: Path) -> Comparison:
@@ -363,7 +367,10 @@ def _expand(out: Path, wanted: Mapping[str, Any]) -> Comparison:
         asked = merged(merged(tables, overrides), {"train": {"seed": seed}})
         config = Config.from_dict({**asked, "method": {"name": name, **options}})
         parts = [setting] if len(settings) > 1 else []
-        parts += [label] + ([f"seed-{seed}"] if len(seeds) > 1 else [])
+        if wanted[ALONE] is None:
+            parts += [label, f"seed-{seed}"]
+        else:
+            parts.append(label if seed == wanted[ALONE] else f"{label}.seed-{seed}")
         cells.append(Cell(setting, label, seed, config, out.joinpath(*(_slug(part) for part in parts))))
     return Comparison(out, tuple(cells), wanted["time_rounds"])
 
@@ -395,7 +402,7 @@ def _read_plan(out: Path) -> dict[str, Any]:
             raise ValueError("it is not a comparison")
     except (OSError, ValueError) as error:
         raise RunError(f"{out / PLAN} cannot be read ({error}); nothing was changed") from error
-    return found
+    return {ALONE: found["seeds"][0] if len(found["seeds"]) == 1 else None, **found}
 
 
 def _slug(label: str) -> str:

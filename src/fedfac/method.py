@@ -157,6 +157,7 @@ class Plan:
     refresh: tuple[Phase, ...] = ()  # on a copy of the client's model before it is evaluated or handed out
     newcomer: tuple[Phase, ...] = ()  # how a client that was never there makes a model its own
     newcomer_rules: tuple[str, ...] = ("adapt",)  # the ways to serve one, the method's own first
+    settled: Mapping[str, Any] = field(default_factory=dict)  # options that were left open; None: the run's epochs
 
     def __post_init__(self) -> None:
         unknown = set(self.newcomer_rules) - set(NEWCOMER_RULES)

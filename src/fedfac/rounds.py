@@ -470,6 +470,12 @@ class Session:
             "data": self.federation.fingerprint,
         }
 
+    def _settled(self) -> dict[str, Any]:
+        """The method's options that nobody gave, and what they are in this run: by its network, or by its epochs."""
+        left_open = {name for name, value in self.method.options.items() if value is None}
+        settled = {name: value for name, value in self.plan.settled.items() if name in left_open}
+        return {name: self.local.epochs if value is None else value for name, value in settled.items()}
+
     def _open_run(self, start: State) -> RunDirectory | None:
         from fedfac import __version__
 
@@ -484,6 +490,7 @@ class Session:
             "settings": self.about,
             "tensors": {name: [list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in start.items()},
             "split": self.plan.split.to_json(),
+            "settled": self._settled(),
             "names": None if are_numbers(self.federation.names) else list(self.federation.names),
             "origin": settings.origin,
         }

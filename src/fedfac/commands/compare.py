@@ -1,14 +1,14 @@
 """Train several methods on the same clients, from the same start, with the same cohorts, and print one table.
 
-Methods × settings × seeds; running it again with the same --out trains only what is missing, and adds methods that are
-new. The folder gets results.csv, table.md and table.tex.
+Methods × settings × seeds; running it again with the same --out trains only what is missing, and adds methods and seeds
+that are new. The folder gets results.csv, table.md and table.tex.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A,B:OPTION=VALUE,...",
         help=f"methods, each with options of its own if you like: fedprox:mu=0.1 (default: {DEFAULT_METHODS})",
     )
-    parser.add_argument("--seeds", metavar="N", help="number of seeds (3: 0, 1, 2), or a list: 4,7 (default: 1)")
+    parser.add_argument(
+        "--seeds", metavar="N", help="number of seeds, from --seed on (3: 0, 1, 2), or a list: 4,7 (default: 1)"
+    )
     parser.add_argument(
         "--vary",
         action="append",
@@ -66,9 +68,14 @@ def run(arguments: argparse.Namespace) -> int:
         labels = comparisons.together(comparisons.load(out).methods, labels)
     _leave_out_options_of_others(asked, labels, listed, arguments)
     vary = {key: list(values) for key, values in grid.get("vary", {}).items()} | dict(map(_vary, arguments.vary))
-    seeds = (
-        _seeds(arguments.seeds) if arguments.seeds else list(grid.get("seeds", [asked.get("train", {}).get("seed", 0)]))
-    )
+    first: int = asked.get("train", {}).get("seed", 0)
+    chosen: int | None = getattr(arguments, "train.seed")
+    if arguments.seeds is None:
+        seeds = list(grid.get("seeds", [first])) if chosen is None else [chosen]  # a flag outweighs a file
+    else:
+        seeds = _seeds(arguments.seeds, first)
+        if "," in arguments.seeds and chosen is not None:
+            raise ConfigError(f"--seeds {arguments.seeds} lists the seeds; leave out --seed {chosen}")
     comparison = comparisons.plan(
         out,
         methods=labels,
@@ -106,12 +113,24 @@ def go_on(comparison: Comparison, arguments: argparse.Namespace) -> int:
         print(json.dumps(said | {"failed": {str(folder): why for folder, why in failed.items()}}))
     else:
         print_blocks(blocks, comparison.out)
-    for folder, why in failed.items():
-        plain(progress.console, f"failed: {folder}: {why}")  # --quiet is about progress
+    for line in _failures(failed):
+        plain(progress.console, line)  # --quiet is about progress
     if stopped:
         progress.say(f"stopped; go on with: fedfac resume {comparison.out}")
         return 130
     return 1 if failed else 0
+
+
+def _failures(failed: Mapping[Path, str]) -> list[str]:
+    """A line for every reason, with the runs that it stopped.
+
+    >>> _failures({Path("a"): "no data", Path("b"): "no data", Path("c"): "no room"})
+    ['failed: a, b: no data', 'failed: c: no room']
+    """
+    folders: dict[str, list[str]] = {}
+    for folder, why in failed.items():
+        folders.setdefault(why, []).append(str(folder))
+    return [f"failed: {', '.join(those)}: {why}" for why, those in folders.items()]
 
 
 def _shown(
@@ -164,9 +183,16 @@ def _value(text: str) -> Any:
     return text
 
 
-def _seeds(text: str) -> list[int]:
+def _seeds(text: str, first: int) -> list[int]:
+    """A number of seeds, from the first one on, or a list.
+
+    >>> _seeds("3", 0), _seeds("2", 5), _seeds("4,7", 0)
+    ([0, 1, 2], [5, 6], [4, 7])
+    """
     try:
         numbers = [int(word) for word in text.split(",") if word.strip()]
+        if not numbers or ("," not in text and numbers[0] < 1):
+            raise ValueError(text)
     except ValueError as error:
         raise ConfigError(f"--seeds is {text!r}; give a number of seeds, or a list of them: 0,1,2") from error
-    return numbers if "," in text else list(range(numbers[0]))
+    return numbers if "," in text else list(range(first, first + numbers[0]))

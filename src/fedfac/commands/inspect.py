@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedfac.commands.show import last_newcomers, newcomers_line, print_choice
-from fedfac.run import RunDirectory
+from fedfac.run import RunDirectory, method_used
 from fedfac.split import Split, mask_text
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -51,7 +51,7 @@ def gather(run: RunDirectory) -> dict[str, Any]:
     split = Split.from_json(run.config["split"])
     return {
         "path": str(run.path),
-        "method": run.config["settings"]["method"],
+        "method": method_used(run.config),
         "rounds": [max((r["round"] for r in records), default=0), run.config["rounds"]],
         "left_out": {r["round"]: r["left_out"] for r in records if r.get("left_out")},
         "accuracy": [[r["round"], r["test"]["accuracy"]] for r in records if "accuracy" in r.get("test", {})],

@@ -110,7 +110,8 @@ def held_near(method: Method, mu: float | None) -> Method:
     def plan(anatomy: Anatomy) -> Plan:
         found = method.plan(anatomy)
         weight = mu if mu is not None else 0 if anatomy.norms else NEAR
-        return replace(found, phases=tuple(held(p, weight) if weight else p for p in found.phases))
+        phases = tuple(held(p, weight) if weight else p for p in found.phases)
+        return replace(found, phases=phases, settled={**found.settled, "mu": weight})
 
     def held(phase: Phase, weight: float) -> Phase:
         if phase.epochs == 0:
@@ -141,7 +142,14 @@ def _global(name: str, phase: Phase, *, average: float, server_momentum: float, 
     tuning = (tuned,) if name.endswith("+") else ()
 
     def plan(anatomy: Anatomy) -> Plan:
-        return Plan(split=Split.of(anatomy), average=average, phases=(phase,), refresh=tuning, newcomer=tuning)
+        return Plan(
+            split=Split.of(anatomy),
+            average=average,
+            phases=(phase,),
+            refresh=tuning,
+            newcomer=tuning,
+            settled={"finetune_epochs": epochs},
+        )
 
     return Method(
         name=name,

@@ -99,6 +99,7 @@ def fedrep(
             refresh=refreshed(refresh_epochs),
             average=average,
             newcomer=(fit_head,),
+            settled={"head_epochs": head_epochs},
         )
 
     options: dict[str, Any] = {"personal_layers": personal_layers, "head_epochs": head_epochs}
@@ -122,6 +123,7 @@ def lg_fedavg(*, local_layers: int | None = None, eta_g: float = 1.0) -> Method:
             split=Split.of(anatomy, personal=anatomy.first(number)),
             newcomer=(Phase(trains=PERSONAL),),
             newcomer_rules=("ensemble", "adapt"),
+            settled={"local_layers": number},
         )
 
     return Method(
@@ -148,7 +150,8 @@ def fedbabu(*, finetune_epochs: int | None = None, finetune: str = "all", eta_g:
         head = anatomy.last(1)
         tuning = (Phase(trains=head if finetune == "head" else None, epochs=finetune_epochs),)
         body = Phase(trains=frozenset(anatomy.shapes) - head)
-        return Plan(split=Split.of(anatomy), phases=(body,), refresh=tuning, newcomer=tuning)
+        settled = {"finetune_epochs": finetune_epochs}
+        return Plan(split=Split.of(anatomy), phases=(body,), refresh=tuning, newcomer=tuning, settled=settled)
 
     options = {"finetune_epochs": finetune_epochs, "finetune": finetune, "eta_g": eta_g}
     return Method(

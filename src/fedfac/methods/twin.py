@@ -101,6 +101,7 @@ def ditto(*, lam: float = 0.1, personal_epochs: int | None = None, eta_g: float 
             split=Split.of(anatomy, personal=own),
             phases=(Phase(trains=shared, objective=_global_objective, before=_begin), fit_own),
             newcomer=(fit_own,),
+            settled={"personal_epochs": personal_epochs},
         )
 
     options = {"lam": lam, "personal_epochs": personal_epochs, "eta_g": eta_g}
@@ -128,6 +129,7 @@ def apfl(*, mix: float = 0.5, personal_epochs: int | None = None, eta_g: float =
             split=Split.of(anatomy, personal=own),
             phases=(Phase(trains=shared, objective=_global_objective, before=_begin), fit_own, clamp),
             newcomer=(fit_own, clamp),
+            settled={"personal_epochs": personal_epochs},
         )
 
     options = {"mix": mix, "personal_epochs": personal_epochs, "eta_g": eta_g}

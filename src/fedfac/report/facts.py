@@ -25,7 +25,7 @@ from fedfac.data.sources import PARAMETERS
 from fedfac.errors import RunError
 from fedfac.report.layers import MOST_FRAMES, decided_rounds, layer_facts
 from fedfac.report.traffic import traffic
-from fedfac.run import RunDirectory, read_config
+from fedfac.run import RunDirectory, method_used, read_config
 from fedfac.split import Split
 from fedfac.tables import Block
 
@@ -182,7 +182,7 @@ def _run(one: Shown, partitions: dict[str, Any], budget: int) -> dict[str, Any]:
         "setting": one.cell.setting,
         "method": one.cell.method,
         "seed": one.cell.seed,
-        "options": [[key, _text(value)] for key, value in config["settings"]["method"].items()],
+        "options": [[key, _text(value)] for key, value in method_used(config).items()],
         "folder": str(folder),
         "done": max(r["round"] for r in records),
         "rounds": config["rounds"],

@@ -1,0 +1,77 @@
+"""Options that are left to the network or to the run: what they came to is on record, and is what people are shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+import fedfac
+from fedfac import methods
+from fedfac.cli import main
+from fedfac.conformance import small_federation, small_model
+from fedfac.methods import METHODS
+from fedfac.report import facts
+from fedfac.run import method_used, read_config
+
+EPOCHS = 2
+
+
+def plain_model() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(72, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "settled"),
+    [
+        ("fedfac-plus", {}, {"mu": 0.01}),
+        ("fedfac-plus", {"mu": 0.5}, {}),
+        ("lg-fedavg", {}, {"local_layers": 1}),
+        ("fedavg+", {}, {"finetune_epochs": EPOCHS}),
+        ("fedavg+", {"finetune_epochs": 7}, {}),
+        ("fedprox+", {}, {"finetune_epochs": EPOCHS}),
+        ("fedrep", {}, {"head_epochs": EPOCHS}),
+        ("fedbabu", {}, {"finetune_epochs": EPOCHS}),
+        ("ditto", {}, {"personal_epochs": EPOCHS}),
+        ("apfl", {}, {"personal_epochs": EPOCHS}),
+        ("fedper", {"mu": 0.01}, {}),
+    ],
+)
+def test_a_run_records_what_was_left_open(
+    tmp_path: Path, name: str, options: dict[str, float], settled: dict[str, float]
+) -> None:
+    method = methods.build(name, options)
+    fedfac.fit(plain_model(), small_federation(), method=method, rounds=1, epochs=EPOCHS, out=tmp_path / "r")
+    config = read_config(tmp_path / "r")
+    assert config["settled"] == settled
+    assert method_used(config) == {**config["settings"]["method"], **settled}
+    assert all(config["settings"]["method"][option] is None for option in settled)  # as asked: resuming compares that
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_no_option_of_a_method_stays_open(tmp_path: Path, name: str) -> None:
+    fedfac.fit(small_model(), small_federation(), method=methods.build(name), rounds=1, epochs=1, out=tmp_path / "r")
+    assert None not in method_used(read_config(tmp_path / "r")).values()
+
+
+def test_the_network_decides_and_people_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for model, mu in ((plain_model(), "0.01"), (small_model(), "0")):  # the second one normalises
+        out = tmp_path / mu
+        fedfac.fit(model, small_federation(), method=methods.fedfac_plus(), rounds=1, epochs=1, out=out)
+        assert main(["inspect", str(out)]) == 0
+        assert f" mu={mu}," in capsys.readouterr().out.replace("\n", " ")
+        (run,) = facts.gather([out])["runs"]
+        assert dict(run["options"])["mu"] == mu
+
+
+def test_a_run_from_before_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    settings: dict[str, Any] = {"method": methods.fedfac_plus(), "epochs": 1, "out": out}
+    fedfac.fit(plain_model(), small_federation(), rounds=1, **settings)
+    text = (out / "config.json").read_text()
+    assert '"settled"' in text
+    (out / "config.json").write_text(text.replace('"settled"', '"of no meaning"'))
+    assert method_used(read_config(out))["mu"] is None
+    assert fedfac.fit(plain_model(), small_federation(), rounds=2, resume=True, **settings).finished
