@@ -28,7 +28,7 @@ from fedfac.choosing.choose import for_trials
 from fedfac.cli import main
 from fedfac.commands.flags import of_one_method
 from fedfac.errors import ConfigError, DataError, TrainingError
-from fedfac.method import Phase, Step
+from fedfac.method import Method, Phase, Step
 from fedfac.progress import RoundProgress
 from fedfac.rounds import Session
 from fedfac.settings import Settings
@@ -62,10 +62,17 @@ def choose(rule: str, **more: Any) -> Choice:
     return fedfac.choose(mlp(), federation(rule, **given), **({"rounds": 40, "cohort": 5, **LOCAL} | more))
 
 
-def test_clients_that_agree_get_fedavg() -> None:
+def test_clients_that_agree_keep_hardly_anything_for_themselves_and_lose_nothing_by_it() -> None:
     choice = choose("common")
-    assert choice.method.name == "fedavg"
-    assert choice.asked == {"name": "fedavg"}
+    (chosen,) = [trial for trial in choice.trials if trial.verdict == "chosen"]
+    assert chosen.personal is not None
+    assert chosen.personal < 0.01
+    fit: dict[str, Any] = {"rounds": 20, "cohort": 5, **LOCAL}
+    found, plain = (
+        fedfac.fit(mlp(), federation("common"), method=method, **fit).accuracy
+        for method in (choice.method, methods.fedavg())
+    )
+    assert found > plain - 0.02
 
 
 def test_clients_that_contradict_each_other_get_something_personal_and_it_is_better() -> None:
@@ -103,34 +110,83 @@ def test_what_trials_train_on() -> None:
     assert len(for_trials(given, seed=0).client(0).validation) == len(given.client(0).validation) == 20
 
 
-def test_a_session_that_goes_on_from_the_trunk_is_the_one_that_warmed_up() -> None:
+@pytest.mark.parametrize(
+    ("method", "trunk"),
+    [
+        (methods.fedfac_plus(warmup=3, server_momentum=0, mu=0, prior=0), automatic.probe()),
+        (methods.fedper(warmup=3), methods.fedavg()),
+        # with momentum, class frequencies, the term and a mean over rounds
+        (methods.fedfac_plus(warmup=3), methods.fedfac_plus(tau=0, refresh="head")),
+        (methods.fedfac_plus(warmup=3, elements="personal", refresh="head"), methods.fedfac_plus()),
+        (methods.fedfac_plus(warmup=3, head="copy", prior=1), methods.fedfac_plus(prior=0)),
+    ],
+)
+def test_a_session_that_goes_on_from_the_trunk_is_the_one_that_warmed_up(method: Method, trunk: Method) -> None:
     settings = Settings(rounds=5, cohort=5, evaluate_every=9, stack=False)
     local = Local(**LOCAL)
-    method = methods.fedfac_plus(warmup=3, server_momentum=0, mu=0, prior=0)
     with Session(mlp(), federation("contradictory"), method, local, settings) as straight:
         while not straight.finished:
             straight.step()
-    with Session(mlp(), federation("contradictory"), automatic.probe(), local, settings) as trunk:
+    with Session(mlp(), federation("contradictory"), trunk, local, settings) as begun:
         for _ in range(3):
-            trunk.step()
+            begun.step()
     with Session(mlp(), federation("contradictory"), method, local, settings) as branch:
-        branch.go_on_from(trunk)
+        branch.go_on_from(begun)
         while not branch.finished:
             branch.step()
         assert bitwise(branch.server, straight.server)
+        assert bitwise(branch.velocity, straight.velocity)
         assert branch.split == straight.split
-        words = message(ConfigError, lambda: branch.go_on_from(trunk))
+        if branch.server.keys() == begun.server.keys() and trunk.name != "probe":
+            assert bitwise(branch.averaged, straight.averaged)
+        words = message(ConfigError, lambda: branch.go_on_from(begun))
     assert words == "a session goes on from another one of the same model, and before its own first round"
 
 
-def test_a_term_that_is_left_to_the_network_keeps_nobody_from_branching_off() -> None:
-    left, asked, none = (methods.fedfac_plus(mu=mu, prior=0) for mu in (None, 0.01, 0))
-    assert [trials.branches_off(m, mlp()) for m in (left, asked, none, methods.fedprox())] == [True, False, True, False]
+def test_who_begins_like_whom() -> None:
+    """One trunk for all that do the same while everything is shared; none for those that cannot."""
+
+    def begins(method: Method) -> Any:
+        return trials.begins_as(method, trials.planned(method, mlp()))
+
+    plus = methods.fedfac_plus()
+    groups: list[list[Method]] = [
+        [methods.fedavg(), methods.fedavg_plus(), methods.fedper(), methods.fedfac(), methods.random_split()],
+        [plus, methods.fedfac_plus(tau=0, refresh="head"), methods.fedfac_plus(elements="personal", layers=[1])],
+        [methods.fedfac_plus(smoothing="learned"), methods.fedfac_plus(smoothing="learned", tau="inf")],
+        [methods.fedprox(mu=0.5), methods.fedprox_plus(mu=0.5), methods.fedper(mu=0.5)],
+        [methods.fedper(mu=0.5, server_momentum=0.5)],
+        [methods.fedrep()],
+    ]
+    for one in groups:
+        for other in groups:
+            alike = {begins(a) == begins(b) for a in one for b in other}
+            assert alike == {one is other}
+    assert begins(methods.fedavg()) == trials.FEDAVG
+    assert [begins(m) for m in (methods.ditto(), methods.fedem(), methods.local(), methods.fedbn())] == [None] * 3 + [
+        begins(methods.fedbn())
+    ]
+    # what was left to the network is what it decides
+    normal = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    free = methods.fedfac_plus(mu=0)
+    assert trials.planned(plus, normal).phases == trials.planned(free, normal).phases
+    assert trials.planned(plus, mlp()).phases != trials.planned(free, mlp()).phases
+
+
+def test_a_candidate_is_tried_as_it_is() -> None:
+    """Its server and its loss are the run's; only what a client would have kept is caught up with."""
     anatomy = Anatomy.of(mlp())
-    assert left.plan(anatomy).phases != none.plan(anatomy).phases == (Phase(),)
-    tried = trials.stand_in(left, trunk=2, alone=3).plan(anatomy)
-    assert tried.phases == (Phase(),)
-    assert tried.warmup == 2
+    for method in (methods.fedfac_plus(prior=0), methods.fedfac_plus(tau=0, refresh="head", prior=0)):
+        tried = trials.stand_in(method, trunk=7, alone=3)
+        assert (tried.server_momentum, tried.training) == (0.5, method.training)
+        assert tried.plan(anatomy) == replace(method.plan(anatomy), warmup=7)
+    kept = trials.stand_in(methods.fedper(refresh_epochs=1, refresh_lr=0.5), trunk=7, alone=3).plan(anatomy)
+    assert [(phase.epochs, phase.gentle) for phase in kept.refresh] == [(None, 0.5)] * trials.CATCH_UP
+    alone = trials.stand_in(methods.local(), trunk=7, alone=4).plan(anatomy)
+    assert alone.refresh == (Phase(trains="personal"),) * 4
+    twin = methods.ditto()
+    wrapped = Anatomy.of(twin.wrap(mlp())) if twin.wrap else anatomy
+    assert trials.stand_in(twin, trunk=7, alone=3).plan(wrapped).warmup == 0
 
 
 def test_differences_are_paired_by_client_and_weighted_by_samples() -> None:
@@ -149,7 +205,7 @@ def test_the_simpler_one_is_chosen_within_noise_and_the_reason_says_so() -> None
     assert (rows["fedper"].personal or 0) > 0
     best = max(rows.values(), key=lambda row: row.figure or 0)
     chosen = rows[choice.method.name]
-    if chosen is not best:
+    if chosen.behind:
         assert (chosen.behind or 0) <= (chosen.error or 0)
         assert f"{best.label} is ahead of {chosen.label} by" in choice.reason
         assert "within noise" in choice.reason
@@ -227,10 +283,31 @@ def test_what_it_costs() -> None:
     short = {"clients": 10, "rounds": 60}
     choice = choose("common", on_round=lambda label, cost, most, record: seen.append((label, cost)), **short)
     labels = [label for label, _ in seen]
-    assert labels[:25] == ["all alike"] * 24 + ["fedavg"]  # two fifths of 60 rounds, once for all
+    # half of 60 rounds, for FedAvg's beginning and for FedFac+'s, each once for all that begin so
+    assert labels[:30] == ["all alike"] * 15 + ["fedfac-plus:tau=0:refresh=head"] * 15
+    first_stage = labels[30 : labels.index("fedfac-plus:layers=2:elements=personal:refresh=head:warmup=6")]
+    assert list(dict.fromkeys(first_stage)) == [  # fedavg+ is trained with fedavg, one FedFac+ with the other
+        "fedavg",
+        "fedper:warmup=6:refresh_epochs=3",
+        "fedfac-plus:tau=0:refresh=head",
+    ]
     assert [cost for _, cost in seen] == sorted(cost for _, cost in seen)
-    assert seen[-1][1] <= choice.cost <= 60
-    assert choice.cost < choose("common", trial_rounds=120, **short).cost <= 120
+    assert seen[-1][1] <= choice.cost <= 66  # about 60: where all clients have been judged, all are once more
+    assert choice.cost < choose("common", trial_rounds=120, **short).cost <= 132
+
+
+def test_candidates_that_train_alike_are_judged_as_if_each_had_trained() -> None:
+    """The lead may be dropped, and another one go on by itself: no figure depends on who leads."""
+    plus = [
+        methods.fedfac_plus(tau=0, refresh="head"),
+        methods.fedfac_plus(),
+        methods.fedfac_plus(layers=[1], tau="75%"),
+    ]
+    together = choose("contradictory", candidates=plus)
+    turned = choose("contradictory", candidates=plus[::-1])
+    figures, others = ({trial.label: trial.figure for trial in c.trials} for c in (together, turned))
+    assert len(figures) == 3
+    assert figures == others
 
 
 def test_the_short_list() -> None:
@@ -240,19 +317,24 @@ def test_the_short_list() -> None:
         "fedavg",
         "fedavg+",
         "fedper:warmup=5:refresh_epochs=3",
-        "fedfac-plus:layers=2:tau=0:refresh=head:warmup=5:refresh_epochs=3",
-        "fedfac-plus:layers=2:tau=50%:elements=personal:refresh=head:warmup=5:refresh_epochs=3",
-        "fedfac-plus:layers=1:tau=50%:elements=personal:refresh=head:warmup=5:refresh_epochs=3",
+        "fedfac-plus:tau=0:refresh=head",
+        "fedfac-plus:layers=2",
+        "fedfac-plus:layers=1",
+        "fedfac-plus:layers=2:elements=personal:refresh=head:warmup=5",
+        "fedfac-plus:layers=1:elements=personal:refresh=head:warmup=5",
         "local",
     ]
     fewer = candidates({"name": "auto", "layers": [1], "tau": "50%", "warmup": 0}, anatomy, rounds=50, picked=None)
-    assert [c.label for c in fewer][2:5] == [
+    assert [c.label for c in fewer][2:6] == [
         "fedper:warmup=0:refresh_epochs=3",
-        "fedfac-plus:layers=1:tau=50%:refresh=head:warmup=0:refresh_epochs=3",
-        "fedfac-plus:layers=1:tau=50%:elements=personal:refresh=head:warmup=0:refresh_epochs=3",
+        "fedfac-plus:tau=50%:refresh=head:layers=1:warmup=0",
+        "fedfac-plus:layers=1:tau=50%:warmup=0",
+        "fedfac-plus:layers=1:elements=personal:refresh=head:warmup=0:tau=50%",
     ]
     copied = candidates({"name": "auto", "head": "copy"}, anatomy, rounds=50, picked=None)
-    assert [c.asked["head"] for c in copied if c.asked["name"] == "fedfac-plus"] == ["copy", "copy"]
+    assert [c.asked["head"] for c in copied if c.asked["name"] == "fedfac-plus"] == ["copy"] * 3
+    left = candidates({"name": "auto", "tau": "auto"}, anatomy, rounds=50, picked="0")
+    assert [c.label for c in left] == [c.label for c in found]  # the variants have some
     one = candidates({"name": "fedfac", "layers": ["auto"], "kappa": 0.9}, anatomy, rounds=50, picked="0")
     assert [c.asked for c in one] == [{"name": "fedfac", "layers": [number], "kappa": 0.9} for number in (2, 1)]
     assert [c.asked["tau"] for c in candidates({"name": "fedfac", "tau": "auto"}, anatomy, rounds=9, picked=None)] == [
@@ -276,7 +358,7 @@ def test_the_short_list() -> None:
         ),
         (
             {"trial_rounds": 20},
-            "trial_rounds is 20; up to 7 candidates take 46 rounds at least. Raise it, or leave less open: --layers "
+            "trial_rounds is 20; up to 9 candidates take 45 rounds at least. Raise it, or leave less open: --layers "
             "and --tau take values, too",
         ),
         (

@@ -247,11 +247,15 @@ class Session:
     def go_on_from(self, other: Session) -> None:
         """Begin where ``other`` stands, which has done up to now what this session would have done.
 
-        So rounds that several methods have in common (a warm-up is FedAvg) are trained once.
+        So rounds that several methods have in common (a warm-up, in which everything is shared) are trained once.
         """
-        if self.records or not other.server.keys() <= self.server.keys():
+        mine, theirs = self.server.keys(), other.server.keys()
+        if self.records or not (theirs <= mine or mine <= theirs):
             raise ConfigError("a session goes on from another one of the same model, and before its own first round")
-        self.server, self.next_round = {**self.server, **other.server}, other.next_round
+        self.server = {name: other.server.get(name, tensor) for name, tensor in self.server.items()}
+        self.velocity, self.next_round = other.velocity, other.next_round
+        if mine == theirs and self.plan.average == other.plan.average:  # with another memory the mean begins anew
+            self.averaged = other.averaged
 
     def lend(self, others: Sequence[Session]) -> None:
         """Keep what the rules of ``others`` measure until the next round: they train alike, and decide for themselves.

@@ -8,7 +8,7 @@ default) or the one that two rounds of :mod:`fedfac.tuning.automatic` pick.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,14 +22,6 @@ TRIAL_ROUNDS = "trial_rounds"
 SHORTLIST = ("fedavg", "fedavg+", "fedper", "fedfac-plus", "local")
 NO_SPLIT = "0"  # τ: every element is shared, whatever Λ is
 TAUS = (NO_SPLIT, "25%", "50%", "75%")  # of one method
-# in the short list: a head that is refreshed, or elements of one's own as well. (Elements that are refreshed need class
-# frequencies in the training, which trials that branch off from FedAvg cannot show: docs/choosing.md.)
-VARIANTS: Mapping[str, Sequence[Mapping[str, str]]] = {
-    "fedfac-plus": (
-        {"layers": AUTO, "tau": NO_SPLIT, "refresh": "head"},
-        {"layers": AUTO, "tau": "50%", "elements": "personal", "refresh": "head"},
-    )
-}
 REFRESH_EPOCHS = 3
 WARMUP = (2, 10)  # at least, at most; between them a tenth of the run
 
@@ -85,12 +77,25 @@ def candidates(asked: Mapping[str, Any], anatomy: Anatomy, *, rounds: int, picke
     for name in SHORTLIST:
         if not hidden and name in ("fedper", "fedfac-plus"):  # the head is all there is: FedPer would be local
             continue
-        able = methods.options_of(name)
-        trained = {"warmup": warmup_of(rounds), "refresh_epochs": REFRESH_EPOCHS} if "warmup" in able else {}
-        own = {key: value for key, value in options.items() if key in able and not (key == "tau" and _is_auto(value))}
-        for variant in VARIANTS.get(name, ({},)):
-            found += _grid(name, {**variant, **trained, **own}, anatomy, picked)
+        own = {key: value for key, value in options.items() if key in methods.options_of(name)}
+        if _is_auto(own.get("tau")):
+            del own["tau"]  # the variants have some
+        for variant in _variants(name, warmup_of(rounds)):
+            found += _grid(name, {**variant, **own}, anatomy, picked)
     return list({candidate.label: candidate for candidate in found}.values())
+
+
+def _variants(name: str, warmup: int) -> list[dict[str, Any]]:
+    """How a method of the short list is tried. The first two of FedFac+ train alike."""
+    if name == "fedper":
+        return [{"warmup": warmup, "refresh_epochs": REFRESH_EPOCHS}]
+    if name == "fedfac-plus":
+        return [
+            {"tau": NO_SPLIT, "refresh": "head"},  # a head that is refreshed
+            {"layers": AUTO},  # as it comes: elements that are
+            {"layers": AUTO, "elements": "personal", "refresh": "head", "warmup": warmup},  # elements of one's own
+        ]
+    return [{}]
 
 
 def _grid(name: str, options: Mapping[str, Any], anatomy: Anatomy, picked: str | None) -> list[Candidate]:

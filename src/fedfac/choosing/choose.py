@@ -14,7 +14,7 @@ from fedfac import experiment
 from fedfac.anatomy import Anatomy
 from fedfac.choosing.candidates import AUTO, TRIAL_ROUNDS, Candidate, candidates, needs_probe
 from fedfac.choosing.choice import Choice
-from fedfac.choosing.trials import TRUNK, OnRound, Trials, branches_off, cost_of, stages
+from fedfac.choosing.trials import TRUNK, OnRound, Trials, least
 from fedfac.config import Config
 from fedfac.data.federation import Federation
 from fedfac.errors import ConfigError, DataError
@@ -90,6 +90,7 @@ def choose(
         lambda method: Session(model, held, method, local, settings),
         given=None if candidates is None else _named(candidates),
         rounds=rounds,
+        epochs=epochs,
         trial_rounds=trial_rounds,
         on_round=on_round,
     )
@@ -124,6 +125,7 @@ def settle(
         start,
         given=None,
         rounds=config.train.rounds,
+        epochs=config.train.epochs,
         trial_rounds=config.method.get(TRIAL_ROUNDS),
         on_round=on_round,
     )
@@ -150,6 +152,7 @@ def _choose(
     *,
     given: Sequence[Candidate] | None,
     rounds: int,
+    epochs: int,
     trial_rounds: int | None,
     on_round: OnRound | None,
 ) -> Choice:
@@ -163,15 +166,14 @@ def _choose(
     probes = given is None and needs_probe(asked, anatomy)
     other = anatomy.numbered[0].name if probes else None  # for now: so that there are as many as there can be
     most = candidates(asked, anatomy, rounds=rounds, picked=other) if given is None else given
-    apart = sum(not branches_off(c.method, model) for c in most)
-    least = automatic.ROUNDS * (1 + apart) + cost_of(stages(len(most), 0))
-    if trial_rounds is not None and trial_rounds < least:
+    beginnings, cost = least([c.method for c in most], model, trunk=automatic.ROUNDS, epochs=epochs)
+    if trial_rounds is not None and trial_rounds < cost:
         raise ConfigError(
-            f"trial_rounds is {trial_rounds}; up to {len(most)} candidates take {least} rounds at least. Raise it, or "
+            f"trial_rounds is {trial_rounds}; up to {len(most)} candidates take {cost} rounds at least. Raise it, or "
             "leave less open: --layers and --tau take values, too"
         )
-    budget = rounds if trial_rounds is None else trial_rounds
-    trunk = max(automatic.ROUNDS, int(TRUNK * budget / (1 + apart)))
+    budget = max(rounds, cost) if trial_rounds is None else trial_rounds
+    trunk = max(automatic.ROUNDS, int(TRUNK * budget / beginnings))
     found: list[automatic.Choice] = []
 
     def on_record(number: int, record: Mapping[str, Any]) -> None:

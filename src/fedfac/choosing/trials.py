@@ -1,16 +1,23 @@
 """The trials: successive halving on validation samples, with clients, start and cohorts the same for all.
 
-*The trunk.* The first rounds only tell who learns fast. So two fifths of what a choice may cost go into rounds of
-FedAvg, once for all, and candidates branch off from there, as if they had warmed up for so long. A candidate that does
-not train as FedAvg does (other phases, two models) is trained from the start instead.
+*As it is.* A candidate trains as it would in the run: what it does on its server and to its loss is most of what it is
+worth, and shows within ten rounds. Candidates that train alike (:attr:`fedfac.method.Method.training`) train once, and
+each is judged by its own predictions.
 
-*Halving.* All candidates get a turn, the better half some more, until four or fewer are left, who get the last one
+*The trunk.* The first rounds only tell who learns fast, and what is personal had better start from something. So half
+of what a choice may cost goes into rounds in which everything is shared, and candidates branch off from there, as if
+they had warmed up for so long. Those that do the same while everything is shared have one trunk: FedAvg's, of which
+FedPer is a branch, and FedFac+'s, with its class frequencies and its momentum. A candidate that cannot warm up (two
+models, nothing shared) is trained from the start instead.
+
+*Halving.* All candidates get a turn, the better half some more, until five or fewer are left, who get the last one
 (after Jamieson and Talwalkar, AISTATS 2016; each stage costs about the same).
 
 *Judging.* Every stage looks at further clients, drawn at random. A client that has just been trained would flatter
-what is personal, one that never was would damn it. So before a client is judged, a copy of its model trains its
-personal part (and a shared head, if its method does so before it predicts) for three rounds' epochs, whether or not it
-was in a cohort; where nothing is shared, for as many as it would have had by then, from the common start.
+what is personal, one that never was would damn it. So before a client is judged, a copy of its model trains what it
+would have kept from its own rounds (and a shared head, if its method does so before it predicts) for three rounds'
+epochs, whether or not it was in a cohort; where nothing is shared, for as many as it would have had by then, from the
+common start. Where clients keep nothing, they are judged as they would predict.
 Differences are paired by client. A candidate is as good as the best one within noise if it, or one that is further
 behind, is behind by one standard error at most. The simplest of those is never dropped, and is chosen in the end:
 simplest is what keeps the smallest share of the model personal.
@@ -18,6 +25,7 @@ simplest is what keeps the smallest share of the model personal.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -31,49 +39,29 @@ from fedfac.choosing.candidates import Candidate
 from fedfac.choosing.choice import Choice, Trial
 from fedfac.errors import DataError, TrainingError
 from fedfac.method import PERSONAL, Method, Phase, Plan
-from fedfac.methods.averaging import let_go
 from fedfac.rounds import Session
 from fedfac.seeds import stream
 
-TRUNK = 0.4  # of what a choice may cost
+TRUNK = 0.5  # of what a choice may cost
 CATCH_UP = 3  # rounds that a personal part is trained before it is judged
 ALONE = (CATCH_UP, 10)  # the same where nothing is shared: as many as a client would have had, within these
-TURN = 1 + CATCH_UP  # what a candidate's turn costs, in rounds
-FINALISTS = 4
+FINALISTS = 5
 Start = Callable[[Method], Session]
 OnRound = Callable[[str, int, int, Mapping[str, Any]], None]  # candidate, cost so far and at most, record of the round
+FEDAVG = (Phase(),), 1.0, 0.0  # how it begins: see begins_as
 Tally = Mapping[int, tuple[float, float]]  # by client: (sum of what counts over its samples, samples)
 
 
-def stages(candidates: int, rounds: float) -> list[tuple[int, int]]:
-    """(How many candidates, how many turns each) of every stage; one turn at least.
+def sizes(candidates: int) -> list[int]:
+    """How many candidates there are in every stage.
 
-    A turn is a round, and a cohort's worth of clients judged.
-
-    >>> stages(8, 64), stages(6, 10), stages(1, 10)
-    ([(8, 1), (4, 2)], [(6, 1), (3, 1)], [])
+    >>> sizes(8), sizes(9), sizes(5), sizes(1)
+    ([8, 4], [9, 5], [5], [])
     """
-    sizes = [candidates] if candidates > 1 else []
-    while sizes and sizes[-1] > FINALISTS:
-        sizes.append(math.ceil(sizes[-1] / 2))
-    return [(size, max(1, int(rounds / (TURN * len(sizes) * size)))) for size in sizes]
-
-
-def cost_of(plan: Sequence[tuple[int, int]]) -> int:
-    """What stages cost at most, in rounds, if no candidate is trained from the start."""
-    return sum(TURN * size * turns for size, turns in plan)
-
-
-def is_plain(method: Method, plan: Plan) -> bool:
-    """Whether a method's clients train as FedAvg's do, so that it can branch off from FedAvg."""
-    trains = tuple(phase for phase in let_go(method, plan).phases if phase.epochs != 0)  # the others only prepare
-    return trains == (Phase(),) and method.server_rate == 1
-
-
-def branches_off(method: Method, model: nn.Module) -> bool:
-    """Whether a method can go on from FedAvg's state: it trains as FedAvg does, and has all its tensors."""
-    wrapped = Anatomy.of(method.wrap(model)) if method.wrap is not None else Anatomy.of(model)
-    return is_plain(method, method.plan(wrapped)) and wrapped.shapes.keys() >= Anatomy.of(model).shapes.keys()
+    found = [candidates] if candidates > 1 else []
+    while found and found[-1] > FINALISTS:
+        found.append(math.ceil(found[-1] / 2))
+    return found
 
 
 def shares_nothing(plan: Plan) -> bool:
@@ -81,23 +69,67 @@ def shares_nothing(plan: Plan) -> bool:
     return plan.split.shared_share == 0 and plan.rule is None
 
 
+def warms_up(method: Method, plan: Plan) -> bool:
+    """Whether a method may share everything for a while: it has a warm-up, or does nothing else."""
+    return "warmup" in method.options or not (plan.rule is not None or plan.split.kept - plan.own)
+
+
+def begins_as(method: Method, plan: Plan) -> tuple[Any, ...] | None:
+    """What a method does while everything is shared; None for one that does not warm up.
+
+    >>> from fedfac.methods import fedavg, fedper, fedprox
+    >>> anatomy = Anatomy.of(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)))
+    >>> alike, other, held = (begins_as(m, m.plan(anatomy)) for m in (fedavg(), fedper(), fedper(mu=1.0)))
+    >>> alike == other, other == held, held == begins_as(fedprox(mu=1.0), fedprox(mu=1.0).plan(anatomy))
+    (True, False, True)
+    """
+    if not warms_up(method, plan):
+        return None
+    return plan.phases, method.server_rate, method.server_momentum
+
+
 def stand_in(method: Method, *, trunk: int, alone: int) -> Method:
-    """The method as it is tried: after the trunk, and with its personal part caught up before it is judged."""
+    """The method as it is tried: after the trunk, and with what a client keeps caught up before it is judged."""
 
     def plan(anatomy: Any) -> Plan:
         asked = method.plan(anatomy)
-        if not is_plain(method, asked):
-            return asked
         if shares_nothing(asked):
             return replace(asked, refresh=(Phase(trains=PERSONAL),) * alone)
-        counts = tuple(phase for phase in asked.refresh if phase.epochs == 0)  # they train nothing
-        anew = asked.split.anew  # then the refresh is all there is: nothing has to be caught up with
-        trained = tuple(p for p in asked.refresh if p.epochs != 0 and (anew or p.trains != PERSONAL or p.beside))
-        if asked.split.kept - asked.own or any(phase.beside for phase in trained):
-            trained = (replace(trained[-1], epochs=None) if trained else Phase(trains=PERSONAL),) * CATCH_UP
-        return replace(let_go(method, asked), warmup=trunk, probe_all=False, refresh=(*counts, *trained))
+        if not warms_up(method, asked):
+            return asked
+        tried = replace(asked, warmup=trunk, probe_all=False)
+        if not asked.split.kept - asked.own:
+            return tried
+        prepares = tuple(phase for phase in asked.refresh if phase.epochs == 0)
+        trains = [phase for phase in asked.refresh if phase.epochs != 0] or [Phase(trains=PERSONAL)]
+        return replace(tried, refresh=(*prepares, *(replace(trains[-1], epochs=None),) * CATCH_UP))
 
-    return replace(method, plan=plan, server_momentum=0.0)  # few rounds cannot show what it is worth
+    return replace(method, plan=plan)
+
+
+def planned(method: Method, model: nn.Module) -> Plan:
+    """A method's plan for a model."""
+    return method.plan(Anatomy.of(method.wrap(copy.deepcopy(model)) if method.wrap is not None else model))
+
+
+def judging(plan: Plan, epochs: int) -> float:
+    """What it costs to judge a cohort's worth of clients, in rounds."""
+    return sum(epochs if phase.epochs is None else phase.epochs for phase in plan.refresh) / epochs
+
+
+def least(methods: Sequence[Method], model: nn.Module, *, trunk: int, epochs: int) -> tuple[int, int]:
+    """How many beginnings these methods have, FedAvg's included, and what their trials cost with a trunk that short."""
+    tried = [stand_in(method, trunk=trunk, alone=ALONE[0]) for method in methods]
+    plans = [planned(method, model) for method in tried]
+    beginnings: list[Any] = [FEDAVG]
+    for method, plan in zip(tried, plans, strict=True):
+        begins = begins_as(method, plan)
+        if not shares_nothing(plan) and (begins is None or begins not in beginnings):
+            beginnings.append(begins)
+    families = {method.training for method, plan in zip(tried, plans, strict=True) if not shares_nothing(plan)}
+    judged = sorted((judging(plan, epochs) for plan in plans), reverse=True)
+    turns = sum(min(size, len(families)) + sum(judged[:size]) for size in sizes(len(methods)))
+    return len(beginnings), math.ceil(trunk * len(beginnings) + turns)
 
 
 @dataclass(eq=False)
@@ -151,8 +183,8 @@ class Trials:
     def __init__(self, start: Start, *, budget: int, trunk: int, on_round: OnRound | None = None) -> None:
         self._start, self.budget, self.trunk_rounds, self.on_round = start, budget, trunk, on_round
         self.cost = 0.0
-        self._most = budget  # what it will cost, as far as that is known
         self.rows: dict[str, Trial] = {}
+        self._trunks: list[tuple[Any, Session]] = []  # how it begins, and where that has led
         self._open = ExitStack()
 
     def __enter__(self) -> Trials:
@@ -162,29 +194,33 @@ class Trials:
         self._open.close()
 
     def grow(self, method: Method, on_record: Callable[[int, Mapping[str, Any]], None]) -> Session:
-        """The trunk: rounds that all have in common."""
+        """The first trunk: rounds that all candidates have in common that begin as FedAvg does."""
         self.trunk = self._open.enter_context(self._start(method))
         while self.trunk.next_round <= self.trunk_rounds:
             on_record(self.trunk.next_round, self._step("all alike", self.trunk))
+        self._trunks.append((FEDAVG, self.trunk))
         return self.trunk
 
     def decide(self, candidates: Sequence[Candidate], layers: Mapping[str, float]) -> Choice:
         """Halve until one is left."""
-        alive = [self._enter(candidate, place) for place, candidate in enumerate(candidates)]
+        alive = self._without_failed([self._enter(candidate, place) for place, candidate in enumerate(candidates)])
         metric = "loss" if self.trunk.federation.classes is None else "accuracy"
-        plan = stages(len(alive), self.budget - self.cost)
-        self._most = max(self.budget, round(self.cost) + cost_of(plan))
+        plan = sizes(len(alive))
         reached, order, seen = self.trunk_rounds, self._order(), 0
-        for number, (_, turns) in enumerate(plan):
+        for number in range(len(plan)):
+            share = (self.budget - self.cost) / (len(plan) - number)
+            turns = max(1, int(share / self._turn(alive)))
             reached += turns
             panel = order[seen : seen + turns * self.trunk.cohort]
             seen += len(panel)
             if len(panel) < turns * self.trunk.cohort:  # all have had their turn: everybody again
                 panel, seen = order, 0
+            for family in _families(alive):
+                self._train(family, reached)
             for entrant in alive:
-                self._try(entrant, reached, panel)
+                self._judge(entrant, reached, panel)
             left = self._without_failed(alive)
-            left = self._ranked(left, plan[number + 1][0] if number + 1 < len(plan) else 1, metric)
+            left = self._ranked(left, plan[number + 1] if number + 1 < len(plan) else 1, metric)
             for entrant in alive:
                 if entrant not in left:
                     entrant.opened.close()  # its personal states, and a GPU's graphs, take memory
@@ -208,7 +244,7 @@ class Trials:
         self.cost += record["round"] > 0
         if self.on_round is not None:
             spent = round(self.cost)
-            self.on_round(label, spent, max(spent + 1, self._most), record)
+            self.on_round(label, spent, max(spent + 1, self.budget), record)
         return record
 
     def _order(self) -> list[int]:
@@ -218,31 +254,53 @@ class Trials:
         return [everybody[place] for place in places]
 
     def _enter(self, candidate: Candidate, place: int) -> _Entrant:
+        """A candidate at the end of its trunk, which is grown if nobody has begun like that yet."""
         visits = round(self.trunk_rounds * self.trunk.cohort / len(self.trunk.participants))
         alone = max(ALONE[0], min(ALONE[1], visits))
         tried = stand_in(candidate.method, trunk=self.trunk_rounds, alone=alone)
         opened = self._open.enter_context(ExitStack())
         session = opened.enter_context(self._start(tried))
-        plain = is_plain(candidate.method, session.plan) and session.server.keys() >= self.trunk.server.keys()
-        if plain and not shares_nothing(session.plan):
-            session.go_on_from(self.trunk)
-        return _Entrant(candidate, session, opened, place)
+        entrant = _Entrant(candidate, session, opened, place)
+        begins = begins_as(tried, session.plan)
+        if begins is not None and not shares_nothing(session.plan):
+            for known, trunk in self._trunks:
+                if known == begins:
+                    session.go_on_from(trunk)
+                    return entrant
+            self._train([entrant], self.trunk_rounds)
+            if entrant.failed is None:
+                self._trunks.append((begins, session))
+        return entrant
 
-    def _try(self, entrant: _Entrant, to: int, panel: Sequence[int]) -> None:
-        """Train up to a round, then judge on some clients."""
-        session = entrant.session
-        try:
-            while session.next_round <= to:
-                if shares_nothing(session.plan):
-                    session.next_round = to + 1  # nobody hears of anybody: what a client is judged by is all there is
-                else:
-                    self._step(entrant.label, session)
-        except TrainingError as error:
-            entrant.failed = str(error)
+    def _turn(self, entrants: Sequence[_Entrant]) -> float:
+        """What a turn of these costs, in rounds: a round of every training, and a cohort's worth of clients judged."""
+        trained = sum(not shares_nothing(family[0].session.plan) for family in _families(entrants))
+        return trained + sum(judging(e.session.plan, e.session.local.epochs) for e in entrants)
+
+    def _train(self, family: Sequence[_Entrant], to: int) -> None:
+        """Train candidates that train alike up to a round: the first of them, and the others as it did."""
+        first = family[0].session
+        if shares_nothing(first.plan):
+            for entrant in family:
+                entrant.session.next_round = to + 1  # nobody hears of anybody: what a client is judged by is all
             return
-        scores = session.engine.evaluate(to, session.shown, session.split, sorted(panel))
-        refreshed = sum(session.local.epochs if p.epochs is None else p.epochs for p in session.plan.refresh)
-        self.cost += len(panel) * refreshed / (session.cohort * session.local.epochs)
+        first.lend([entrant.session for entrant in family])
+        try:
+            while first.next_round <= to:
+                self._step(family[0].label, first)
+                for entrant in family[1:]:
+                    entrant.session.step(like=first)
+        except TrainingError as error:
+            for entrant in family:
+                entrant.failed = str(error)
+
+    def _judge(self, entrant: _Entrant, round: int, panel: Sequence[int]) -> None:
+        """Look at some clients."""
+        session = entrant.session
+        if entrant.failed is not None:
+            return
+        scores = session.engine.evaluate(round, session.shown, session.split, sorted(panel))
+        self.cost += len(panel) / session.cohort * judging(session.plan, session.local.epochs)
         for score in scores.get("validation", []):
             if score.samples:
                 value = -score.loss * score.samples if score.correct is None else float(score.correct)
@@ -310,5 +368,14 @@ class Trials:
         return f"{mine.label} does best on validation samples; {first.label} is next, {first.behind:.3f} behind{error}."
 
 
+def _families(entrants: Sequence[_Entrant]) -> list[list[_Entrant]]:
+    """The candidates by what they train; those that have come equally far."""
+    found: dict[tuple[str, int], list[_Entrant]] = {}
+    for entrant in entrants:
+        found.setdefault((entrant.candidate.method.training, entrant.rounds), []).append(entrant)
+    return list(found.values())
+
+
 def _personal(row: Trial) -> str:
-    return f"{row.personal:.0%}" if row.personal else "nothing"
+    share = row.personal or 0.0
+    return f"{share:.0%}" if share >= 0.005 else "hardly anything" if share else "nothing"

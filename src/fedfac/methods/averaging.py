@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -79,13 +79,16 @@ def local() -> Method:
     )
 
 
+@dataclass(frozen=True)
 class proximal:  # noqa: N801  (an objective is used like a function)
     """ℓ(w) + ½μ‖w − wᵗ‖² over the parameters; ℓ is an objective itself."""
 
-    def __init__(self, mu: float, objective: Callable[[Step], Tensor] = supervised) -> None:
-        if not 0 <= mu < float("inf"):
-            raise ConfigError(f"mu is {mu}; the weight of the proximal term is a number from 0 (FedAvg) up")
-        self.mu, self.objective = mu, objective
+    mu: float
+    objective: Callable[[Step], Tensor] = supervised
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mu < float("inf"):
+            raise ConfigError(f"mu is {self.mu}; the weight of the proximal term is a number from 0 (FedAvg) up")
 
     def __call__(self, step: Step) -> Tensor:
         """The loss of one batch."""
@@ -120,18 +123,6 @@ def held_near(method: Method, mu: float | None) -> Method:
         return replace(phase, objective=proximal(weight, phase.objective), stacks=stacks)
 
     return replace(method, plan=plan)
-
-
-def let_go(method: Method, plan: Plan) -> Plan:
-    """A method's plan without the term that was left to the network: what it is worth shows after many rounds only."""
-    if method.options.get("mu", 0) is not None:
-        return plan
-
-    def free(phase: Phase) -> Phase:
-        inner = phase.objective
-        return replace(phase, objective=inner.objective, stacks=False) if isinstance(inner, proximal) else phase
-
-    return replace(plan, phases=tuple(map(free, plan.phases)))
 
 
 def _global(name: str, phase: Phase, *, average: float, server_momentum: float, eta_g: float, **own: Any) -> Method:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -84,11 +84,11 @@ def _count(begin: Begin) -> None:
         counts.copy_(found)
 
 
+@dataclass(frozen=True)
 class _LeftOut:
     """The loss of the model's output in which a sample's own class has been seen once less."""
 
-    def __init__(self, strength: float) -> None:
-        self.strength = strength
+    strength: float
 
     def __call__(self, step: Step) -> Tensor:
         """The plain objective where there are no classes."""

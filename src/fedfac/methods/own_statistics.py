@@ -13,7 +13,7 @@ Training is not changed and nothing leaves a client. A model without such statis
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
@@ -47,11 +47,11 @@ def measuring(anatomy: Anatomy, share: float) -> tuple[Phase, ...]:
     return (Phase(trains=names, epochs=0, before=Measured(share)),) if names and share else ()
 
 
+@dataclass(frozen=True)
 class Measured:
     """Before a phase: measure the statistics of the client's training samples."""
 
-    def __init__(self, share: float) -> None:
-        self.share = share
+    share: float
 
     @torch.no_grad()
     def __call__(self, begin: Begin) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -62,11 +62,11 @@ def with_prior(method: Method, strength: float, *, trained: bool = True) -> Meth
     return replace(method, plan=plan, wrap=lambda model: _wrapped(method.wrap(model) if method.wrap else model))
 
 
+@dataclass(frozen=True)
 class Counted:
     """Before a phase: count the client's classes."""
 
-    def __init__(self, strength: float) -> None:
-        self.strength = strength
+    strength: float
 
     @torch.no_grad()
     def __call__(self, begin: Begin) -> None:
