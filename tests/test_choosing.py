@@ -24,9 +24,10 @@ from fedfac.anatomy import Anatomy
 from fedfac.choosing import trials
 from fedfac.choosing.candidates import candidates, is_open, warmup_of
 from fedfac.choosing.choice import Choice
-from fedfac.choosing.choose import for_trials
+from fedfac.choosing.choose import for_trials, settle
 from fedfac.cli import main
 from fedfac.commands.flags import of_one_method
+from fedfac.config import Config
 from fedfac.errors import ConfigError, DataError, TrainingError
 from fedfac.method import Method, Phase, Step
 from fedfac.progress import RoundProgress
@@ -308,6 +309,22 @@ def test_candidates_that_train_alike_are_judged_as_if_each_had_trained() -> None
     figures, others = ({trial.label: trial.figure for trial in c.trials} for c in (together, turned))
     assert len(figures) == 3
     assert figures == others
+
+
+@pytest.mark.parametrize(("layers", "probed"), [("auto", 2), (["fc1"], 0)])
+def test_the_elements_of_one_method_are_chosen_in_one_training(layers: Any, probed: int) -> None:
+    """FedFac+'s Λ and τ say what its clients refresh, not what they train; FedAvg is there for the probe only."""
+    seen: list[str] = []
+    asked = {"name": "fedfac-plus", "layers": layers, "tau": "auto"}
+    data, train = {"clients": 6}, {"rounds": 20, "epochs": 1, "cohort": 3}
+    choice = settle(
+        Config.from_dict({"data": data, "train": train, "method": asked}), on_round=lambda *told: seen.append(told[0])
+    )
+    trained = max(trial.rounds for trial in choice.trials)
+    assert seen[:probed] == ["all alike"] * probed
+    assert len(seen) == probed + trained  # each round once
+    assert trained >= 10
+    assert len(choice.trials) >= 4
 
 
 def test_the_short_list() -> None:

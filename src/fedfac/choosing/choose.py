@@ -14,7 +14,7 @@ from fedfac import experiment
 from fedfac.anatomy import Anatomy
 from fedfac.choosing.candidates import AUTO, TRIAL_ROUNDS, Candidate, candidates, needs_probe
 from fedfac.choosing.choice import Choice
-from fedfac.choosing.trials import TRUNK, OnRound, Trials, least
+from fedfac.choosing.trials import FEDAVG, TRUNK, OnRound, Trials, beginnings, turns_cost
 from fedfac.config import Config
 from fedfac.data.federation import Federation
 from fedfac.errors import ConfigError, DataError
@@ -166,14 +166,16 @@ def _choose(
     probes = given is None and needs_probe(asked, anatomy)
     other = anatomy.numbered[0].name if probes else None  # for now: so that there are as many as there can be
     most = candidates(asked, anatomy, rounds=rounds, picked=other) if given is None else given
-    beginnings, cost = least([c.method for c in most], model, trunk=automatic.ROUNDS, epochs=epochs)
+    trunks = beginnings([c.method for c in most], model)
+    probing = automatic.ROUNDS if probes and FEDAVG not in trunks else 0
+    cost = probing + automatic.ROUNDS * len(trunks) + turns_cost([c.method for c in most], model, epochs=epochs)
     if trial_rounds is not None and trial_rounds < cost:
         raise ConfigError(
             f"trial_rounds is {trial_rounds}; up to {len(most)} candidates take {cost} rounds at least. Raise it, or "
             "leave less open: --layers and --tau take values, too"
         )
     budget = max(rounds, cost) if trial_rounds is None else trial_rounds
-    trunk = max(automatic.ROUNDS, int(TRUNK * budget / beginnings))
+    trunk = max(automatic.ROUNDS, int(TRUNK * budget / max(len(trunks), 1)))
     found: list[automatic.Choice] = []
 
     def on_record(number: int, record: Mapping[str, Any]) -> None:
@@ -181,7 +183,7 @@ def _choose(
             found.append(automatic.pick(record, anatomy))
 
     with Trials(start, budget=budget, trunk=trunk, on_round=on_round) as trials:
-        trials.grow(automatic.probe(), on_record)
+        trials.grow(automatic.probe(), trunk if FEDAVG in trunks else probing, on_record)
         picked = found[0].layer if found else None
         final = candidates(asked, anatomy, rounds=rounds, picked=picked) if given is None else given
         return trials.decide(final, found[0].scores if found else {})

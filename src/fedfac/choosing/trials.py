@@ -117,19 +117,24 @@ def judging(plan: Plan, epochs: int) -> float:
     return sum(epochs if phase.epochs is None else phase.epochs for phase in plan.refresh) / epochs
 
 
-def least(methods: Sequence[Method], model: nn.Module, *, trunk: int, epochs: int) -> tuple[int, int]:
-    """How many beginnings these methods have, FedAvg's included, and what their trials cost with a trunk that short."""
-    tried = [stand_in(method, trunk=trunk, alone=ALONE[0]) for method in methods]
-    plans = [planned(method, model) for method in tried]
-    beginnings: list[Any] = [FEDAVG]
-    for method, plan in zip(tried, plans, strict=True):
+def beginnings(methods: Sequence[Method], model: nn.Module) -> list[Any]:
+    """The trunks that these methods need; None stands for one that is trained from the start by itself."""
+    found: list[Any] = []
+    for method in methods:
+        plan = planned(method, model)
         begins = begins_as(method, plan)
-        if not shares_nothing(plan) and (begins is None or begins not in beginnings):
-            beginnings.append(begins)
+        if not shares_nothing(plan) and (begins is None or begins not in found):
+            found.append(begins)
+    return found
+
+
+def turns_cost(methods: Sequence[Method], model: nn.Module, *, epochs: int) -> int:
+    """What one turn in every stage costs at most, in rounds."""
+    tried = [stand_in(method, trunk=1, alone=ALONE[0]) for method in methods]
+    plans = [planned(method, model) for method in tried]
     families = {method.training for method, plan in zip(tried, plans, strict=True) if not shares_nothing(plan)}
     judged = sorted((judging(plan, epochs) for plan in plans), reverse=True)
-    turns = sum(min(size, len(families)) + sum(judged[:size]) for size in sizes(len(methods)))
-    return len(beginnings), math.ceil(trunk * len(beginnings) + turns)
+    return math.ceil(sum(min(size, len(families)) + sum(judged[:size]) for size in sizes(len(methods))))
 
 
 @dataclass(eq=False)
@@ -193,13 +198,13 @@ class Trials:
     def __exit__(self, *error: object) -> None:
         self._open.close()
 
-    def grow(self, method: Method, on_record: Callable[[int, Mapping[str, Any]], None]) -> Session:
-        """The first trunk: rounds that all candidates have in common that begin as FedAvg does."""
+    def grow(self, method: Method, rounds: int, on_record: Callable[[int, Mapping[str, Any]], None]) -> None:
+        """The first trunk: rounds that all candidates have in common that begin as FedAvg does, if there are such."""
         self.trunk = self._open.enter_context(self._start(method))
-        while self.trunk.next_round <= self.trunk_rounds:
+        while self.trunk.next_round <= rounds:
             on_record(self.trunk.next_round, self._step("all alike", self.trunk))
-        self._trunks.append((FEDAVG, self.trunk))
-        return self.trunk
+        if rounds == self.trunk_rounds:
+            self._trunks.append((FEDAVG, self.trunk))
 
     def decide(self, candidates: Sequence[Candidate], layers: Mapping[str, float]) -> Choice:
         """Halve until one is left."""
