@@ -246,6 +246,10 @@ def test_a_file_can_describe_a_comparison(
         ("fedfac", "ensemble"),
     ]
     assert all(len(row["runs"]) == 2 and row["runs"][0]["clients"] == 2 for row in rows)
+    assert main(["newcomers", "g", "--rule", "ensemble", "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["newcomers"] == rows[2:]
+    assert main(["newcomers", "g/fedavg/seed-0", "--rule", "ensemble"]) == 1
+    assert "--rule is ensemble; no method here serves newcomers by it: leave it out" in capsys.readouterr().err
     assert main(["newcomers", "g/fedfac/seed-0"]) == 0
     assert "ensemble" in capsys.readouterr().out
     assert main(["run", "--config", "grid.toml", "--out", "r", "--quiet"]) == 0

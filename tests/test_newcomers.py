@@ -176,8 +176,11 @@ def test_the_table_above_has_every_method() -> None:
 
 @pytest.mark.parametrize("name", ADAPTED)
 def test_a_newcomer_is_served_by_the_method_s_own_rule_first(name: str) -> None:
-    """The paper gives FedFac two; LG-FedAvg's is the mean of all outputs; the others' is to adapt."""
-    by_element = {"fedfac", "fedfac-static", "fedfac-plus", "random", "random-redrawn", "variance", "all-personal"}
+    """The paper gives FedFac two; LG-FedAvg's is the mean of all outputs; the others' is to adapt.
+
+    FedFac+'s clients keep no weights, so that an ensemble of them would be the global model many times over.
+    """
+    by_element = {"fedfac", "fedfac-static", "random", "random-redrawn", "variance", "all-personal"}
     wanted = ("adapt", "ensemble") if name in by_element else ("adapt",)
     method = methods.build(name)
     plan = method.plan(Anatomy.of(method.wrap(small_model()) if method.wrap else small_model()))
@@ -388,6 +391,26 @@ def accuracy_by_hand(result: fedfac.Result, models: dict[int, nn.Module]) -> tup
         right += int((model(x).argmax(1) == y).sum())
         total += len(y)
     return right / total, total
+
+
+def test_an_ensemble_is_for_clients_that_keep_something() -> None:
+    anatomy = Anatomy.of(small_model())
+    for options, rules in (
+        ({"elements": "personal"}, ("adapt", "ensemble")),
+        ({"head": "copy"}, ("adapt", "ensemble")),
+        ({"head": "personal"}, ("adapt", "ensemble")),
+        ({"norm": "personal"}, ("adapt", "ensemble")),
+        ({"refresh": "head"}, ("adapt",)),
+        ({"elements": "personal", "tau": 0}, ("adapt",)),
+    ):
+        assert methods.fedfac_plus(layers=[1], prior=0, **options).plan(anatomy).newcomer_rules == rules
+
+
+def test_newcomers_can_be_served_by_one_rule() -> None:
+    result = run_ten(ten(), methods.fedfac(), lr=0.05)
+    both = serve(result)
+    assert {rule: serve(result, rule=rule) for rule in both} == {rule: {rule: both[rule]} for rule in both}
+    assert serve(run_ten(ten(), methods.fedavg(), lr=0.05), rule="ensemble") == {}
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedfac", "lg-fedavg"])

@@ -132,6 +132,7 @@ def serve(
     result: Result,
     *,
     epochs: int | None = None,
+    rule: str | None = None,
     lanes: int | None = None,
     device: str | torch.device | None = None,
     precision: str = "auto",
@@ -140,6 +141,8 @@ def serve(
     stack: bool | None = None,
 ) -> dict[str, dict[str, Any]]:
     """How the clients that were kept out of training fare, by each of the method's rules for newcomers.
+
+    With a ``rule`` only by that one, if the method has it.
 
     Each newcomer adapts to its own training samples (or, for the ensemble, to nothing) and is tested on its own test
     samples; one whose adaptation does not stay finite keeps the server's model. ``epochs`` of adaptation default to
@@ -156,9 +159,11 @@ def serve(
     result = replace(result, server={name: tensor.to(numerics.device) for name, tensor in result.server.items()})
     metrics = evaluate.named_metrics(None, federation.classes)
     figures: dict[str, dict[str, Any]] = {}
-    for rule in plan.newcomer_rules:
-        if rule == "ensemble":
-            figures[rule] = evaluate.summary(_together(result, federation.to(numerics.device), local, metrics), rule)
+    for own in plan.newcomer_rules:
+        if rule not in (None, own):
+            continue
+        if own == "ensemble":
+            figures[own] = evaluate.summary(_together(result, federation.to(numerics.device), local, metrics), own)
             continue
         engine = LaneEngine(
             result.template,
@@ -174,7 +179,7 @@ def serve(
         )
         with closing(engine):
             scores = engine.serve(result.server, result.split, result.newcomers)
-        figures[rule] = evaluate.summary(scores, plan.adapts(result.split))
+        figures[own] = evaluate.summary(scores, plan.adapts(result.split))
     return figures
 
 

@@ -22,6 +22,8 @@ from fedfac import comparison, experiment
 from fedfac.commands.flags import add_running_flags, check_epochs
 from fedfac.commands.show import wide_console
 from fedfac.engine.lanes import pick_device
+from fedfac.errors import ConfigError
+from fedfac.method import NEWCOMER_RULES
 from fedfac.newcomers import serve
 from fedfac.progress import Steps
 
@@ -30,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``fedfac newcomers``."""
     parser.add_argument("dir", metavar="DIR", help="a run directory, or the folder of a comparison")
     parser.add_argument("--epochs", type=int, help="epochs of adaptation (default: the run's local epochs)")
+    parser.add_argument(
+        "--rule", choices=NEWCOMER_RULES, help="only this one (an ensemble asks all clients' models; default: both)"
+    )
     add_running_flags(parser)
 
 
@@ -49,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
             served = serve(
                 experiment.load(path),
                 epochs=arguments.epochs,
+                rule=arguments.rule,
                 lanes=arguments.lanes,
                 device=device,
                 precision="auto" if device.type != "cuda" and train.precision == "tf32" else train.precision,
@@ -59,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
             for rule, figures in served.items():
                 found.setdefault((name, rule), []).append(figures)
             progress.step(name)
+    if arguments.rule and not found:
+        raise ConfigError(f"--rule is {arguments.rule}; no method here serves newcomers by it: leave it out")
     if arguments.json:
         rows = [{"method": name, "rule": rule, "runs": values} for (name, rule), values in found.items()]
         print(json.dumps({"path": str(folder), "newcomers": rows}))

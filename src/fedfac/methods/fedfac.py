@@ -431,6 +431,8 @@ def _by_element(
         thresholds = {layer: t for layer, t in thresholds.items() if norm == "personal" or not t.shares_all}
         chosen = tuple(layer for layer in asked if layer.name in thresholds)
         split = _split_of(anatomy, chosen, norm, head, elements, pull)
+        if not split.kept:
+            rest["newcomer_rules"] = ("adapt",)  # clients keep no weights: each member would be the global model
         if not chosen:
             return Plan(split=split, **rest)
         return Plan(
