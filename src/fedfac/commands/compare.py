@@ -29,7 +29,7 @@ from fedfac.records import Record
 from fedfac.run import atomic_write
 
 TIME_ROUNDS = 3
-DEFAULT_METHODS = "fedavg,local,fedfac-static,fedfac"
+DEFAULT_METHODS = "fedavg,local,fedper,fedfac,fedfac-plus"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Train FedAvg, local-only, FedFac static and FedFac dynamic on the embedded digits, and compare them.
+"""Train FedAvg, local-only, FedPer, FedFac and FedFac+ on the embedded digits, and compare them.
 
 60 clients have 29 images of three digits each, on average; the table says what personalisation is worth.
 """
@@ -21,9 +21,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 LEGEND = """
-fedavg shares the whole network, local shares nothing, fedfac shares half of the hidden neurons of fc1 (those
-that factor analysis finds common to the clients) and all other layers. Accuracy is over all test images; the
-other figures are over clients. Look closer with: fedfac inspect {out}/fedfac"""
+fedavg shares the whole network, local shares nothing, fedper all but the last layer, fedfac half of the hidden
+neurons of fc1 (those that factor analysis finds common to the clients) and all other layers; fedfac-plus shares
+everything while it trains, and a client makes the other neurons its own before it predicts. Accuracy is over all
+test images; the other figures are over clients. Look closer with: fedfac inspect {out}/fedfac-plus"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
