@@ -89,7 +89,6 @@ def plan(
         {
             "methods": list(methods),
             "seeds": list(seeds),
-            ALONE: seeds[0] if len(seeds) == 1 else None,
             "vary": dict(vary or {}),
             "time_rounds": time_rounds,
             "tables": dict(tables),
@@ -99,13 +98,13 @@ def plan(
     if there is not None:
         wanted["methods"] = together(there["methods"], methods)
         wanted["seeds"] = together(there["seeds"], seeds)
-        wanted[ALONE] = there[ALONE]
+    wanted[ALONE] = _alone(wanted if there is None else there)
     comparison = _expand(out, wanted)
     if there is not None:
         # options that only new methods have may be new in the tables: what counts is that the runs stay what they are
         old = [c for c in comparison.cells if c.method in there["methods"] and c.seed in there["seeds"]]
         allowed = ("methods", "seeds", "tables") if old == list(load(out).cells) else ("methods", "seeds")
-        check_same_run(out, there | {key: wanted[key] for key in allowed}, wanted)
+        check_same_run(out, there | {key: wanted[key] for key in (*allowed, ALONE)}, wanted)
     for cell in {(c.setting, c.method): c for c in comparison.cells}.values():
         experiment.build(cell.config)  # unknown layers, impossible partitions: fail before anything is written
     if there is None and out.exists() and any(out.iterdir()):
@@ -358,6 +357,7 @@ def _expand(out: Path, wanted: Mapping[str, Any]) -> Comparison:
     for option in common.keys() - known:
         raise ConfigError(f"none of the methods has an option {option!r}. {did_you_mean(option, sorted(known))}")
     settings = list(_settings(wanted["vary"]))
+    alone = _alone(wanted)
     cells = []
     for (setting, overrides), label, seed in itertools.product(settings, labels, seeds):
         name, own = parse_method(label)
@@ -367,10 +367,10 @@ def _expand(out: Path, wanted: Mapping[str, Any]) -> Comparison:
         asked = merged(merged(tables, overrides), {"train": {"seed": seed}})
         config = Config.from_dict({**asked, "method": {"name": name, **options}})
         parts = [setting] if len(settings) > 1 else []
-        if wanted[ALONE] is None:
+        if alone is None:
             parts += [label, f"seed-{seed}"]
         else:
-            parts.append(label if seed == wanted[ALONE] else f"{label}.seed-{seed}")
+            parts.append(label if seed == alone else f"{label}.seed-{seed}")
         cells.append(Cell(setting, label, seed, config, out.joinpath(*(_slug(part) for part in parts))))
     return Comparison(out, tuple(cells), wanted["time_rounds"])
 
@@ -402,7 +402,14 @@ def _read_plan(out: Path) -> dict[str, Any]:
             raise ValueError("it is not a comparison")
     except (OSError, ValueError) as error:
         raise RunError(f"{out / PLAN} cannot be read ({error}); nothing was changed") from error
-    return {ALONE: found["seeds"][0] if len(found["seeds"]) == 1 else None, **found}
+    return found
+
+
+def _alone(plan: Mapping[str, Any]) -> int | None:
+    """The seed whose runs have no number in their folders; earlier versions, which added none, do not say."""
+    seeds = plan["seeds"]
+    alone: int | None = plan.get(ALONE, seeds[0] if len(seeds) == 1 else None)
+    return alone
 
 
 def _slug(label: str) -> str:

@@ -60,8 +60,9 @@ def choose(
     model, federation
         As for :func:`fedfac.fit`. The model is not changed.
     candidates
-        Methods to choose from, the simpler ones first. By default FedAvg, FedAvg+, FedPer and FedFac+ (with a
-        warm-up and three epochs of refreshing), and local training.
+        Methods to choose from, the simpler ones first. By default FedAvg, FedAvg+, FedPer (with a warm-up and three
+        epochs of refreshing), FedFac+ (a head that is refreshed, elements that are, elements of one's own) and local
+        training.
     rounds
         Of the run that is to follow.
     trial_rounds
