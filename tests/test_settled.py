@@ -13,8 +13,9 @@ from fedfac import methods
 from fedfac.cli import main
 from fedfac.conformance import small_federation, small_model
 from fedfac.methods import METHODS
+from fedfac.records import method_used
 from fedfac.report import facts
-from fedfac.run import method_used, read_config
+from fedfac.run import read_config
 
 EPOCHS = 2
 

@@ -225,6 +225,11 @@ class Method:
         """Name and options, for the record of a run."""
         return {"name": self.name, **self.options}
 
+    def settled(self, plan: Plan, epochs: int) -> dict[str, Any]:
+        """The options that nobody gave, and what they are in a run: by its network, or by its local epochs."""
+        left_open = [name for name in plan.settled if name in self.options and self.options[name] is None]
+        return {name: epochs if plan.settled[name] is None else plan.settled[name] for name in left_open}
+
     @property
     def training(self) -> str:
         """What two methods have in common that train alike, whatever they decide and predict with.

@@ -1,4 +1,4 @@
-"""What is written down about a round."""
+"""What is written down about a round, and about the method of a run."""
 
 from __future__ import annotations
 
@@ -52,3 +52,12 @@ def split_record(split: Split, before: Split, decision: Decision | None) -> Reco
         }
         for layer, mask in split.masks.items()
     }
+
+
+def method_used(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's method, name and options; what was left to the network or to the run is what it came to.
+
+    >>> method_used({"settings": {"method": {"name": "fedfac-plus", "mu": None}}, "settled": {"mu": 0.01}})
+    {'name': 'fedfac-plus', 'mu': 0.01}
+    """
+    return {**config["settings"]["method"], **config.get("settled", {})}

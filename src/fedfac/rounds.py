@@ -245,15 +245,12 @@ class Session:
         return self.result()
 
     def go_on_from(self, other: Session) -> None:
-        """Begin where ``other`` stands, which has done up to now what this session would have done.
-
-        So rounds that several methods have in common (a warm-up, in which everything is shared) are trained once.
-        """
+        """Begin where ``other`` stands, which has done up to now (a warm-up) what this session would have done."""
         mine, theirs = self.server.keys(), other.server.keys()
         if self.records or not (theirs <= mine or mine <= theirs):
             raise ConfigError("a session goes on from another one of the same model, and before its own first round")
-        self.server = {name: other.server.get(name, tensor) for name, tensor in self.server.items()}
-        self.velocity, self.next_round = other.velocity, other.next_round
+        self._take_over(other)
+        self.next_round = other.next_round
         if mine == theirs and self.plan.average == other.plan.average:  # with another memory the mean begins anew
             self.averaged = other.averaged
 
@@ -394,8 +391,7 @@ class Session:
             self.split, self.memory = self.plan.split_in(number, like.split.masks), like.memory
         else:
             decision = self._decide(number, clock, like.engine)
-        self.velocity = like.velocity
-        self.server = {name: like.server.get(name, tensor) for name, tensor in self.server.items()}
+        self._take_over(like)
         if number > 0:
             self._average(number)
             kept = sorted(self.split.kept)
@@ -406,6 +402,10 @@ class Session:
                     self._store.put(client, {name: own.get(name, self.server[name]) for name in kept})
         clock.seconds = {**{step: seconds[step] for step in seconds if step != "evaluate"}, **clock.seconds}
         return decision
+
+    def _take_over(self, other: Session) -> None:
+        self.server = {name: other.server.get(name, tensor) for name, tensor in self.server.items()}
+        self.velocity = other.velocity
 
     def trained(self, client: int) -> State:
         """What a client keeps of its last training, by reference."""
@@ -474,12 +474,6 @@ class Session:
             "data": self.federation.fingerprint,
         }
 
-    def _settled(self) -> dict[str, Any]:
-        """The method's options that nobody gave, and what they are in this run: by its network, or by its epochs."""
-        left_open = {name for name, value in self.method.options.items() if value is None}
-        settled = {name: value for name, value in self.plan.settled.items() if name in left_open}
-        return {name: self.local.epochs if value is None else value for name, value in settled.items()}
-
     def _open_run(self, start: State) -> RunDirectory | None:
         from fedfac import __version__
 
@@ -494,7 +488,7 @@ class Session:
             "settings": self.about,
             "tensors": {name: [list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in start.items()},
             "split": self.plan.split.to_json(),
-            "settled": self._settled(),
+            "settled": self.method.settled(self.plan, self.local.epochs),
             "names": None if are_numbers(self.federation.names) else list(self.federation.names),
             "origin": settings.origin,
         }

@@ -417,15 +417,6 @@ def read_config(path: str | Path) -> dict[str, Any]:
     return dict(config)
 
 
-def method_used(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's method, name and options; what was left to the network or to the run is what it came to.
-
-    >>> method_used({"settings": {"method": {"name": "fedfac-plus", "mu": None}}, "settled": {"mu": 0.01}})
-    {'name': 'fedfac-plus', 'mu': 0.01}
-    """
-    return {**config["settings"]["method"], **config.get("settled", {})}
-
-
 def _runs_in(path: Path) -> str:
     """The runs of a comparison, for somebody who named the folder of all of them."""
     runs = sorted(str(found.parent) for found in path.glob("**/config.json"))

@@ -169,14 +169,16 @@ def _choose(
     most = candidates(asked, anatomy, rounds=rounds, picked=other) if given is None else given
     trunks = beginnings([c.method for c in most], model)
     probing = automatic.ROUNDS if probes and FEDAVG not in trunks else 0
-    cost = probing + automatic.ROUNDS * len(trunks) + turns_cost([c.method for c in most], model, epochs=epochs)
+    turns = probing + turns_cost([c.method for c in most], model, epochs=epochs)
+    cost = automatic.ROUNDS * len(trunks) + turns
     if trial_rounds is not None and trial_rounds < cost:
         raise ConfigError(
             f"trial_rounds is {trial_rounds}; up to {len(most)} candidates take {cost} rounds at least. Raise it, or "
             "leave less open: --layers and --tau take values, too"
         )
-    budget = max(rounds, cost) if trial_rounds is None else trial_rounds
-    trunk = max(automatic.ROUNDS, int(TRUNK * budget / max(len(trunks), 1)))
+    budget = trial_rounds or max(rounds, cost)
+    grown = TRUNK * budget if trial_rounds is None else min(TRUNK * budget, budget - turns)  # what is asked for is kept
+    trunk = max(automatic.ROUNDS, int(grown / max(len(trunks), 1)))
     found: list[automatic.Choice] = []
 
     def on_record(number: int, record: Mapping[str, Any]) -> None:

@@ -4,9 +4,9 @@
 worth, and shows within ten rounds. Candidates that train alike (:attr:`fedfac.method.Method.training`) train once, and
 each is judged by its own predictions.
 
-*The trunk.* The first rounds only tell who learns fast, and what is personal had better start from something. So half
-of what a choice may cost goes into rounds in which everything is shared, and candidates branch off from there, as if
-they had warmed up for so long. Those that do the same while everything is shared have one trunk: FedAvg's, of which
+*The trunk.* The first rounds only tell who learns fast, and what is personal had better start from something. So two
+fifths of what a choice may cost go into rounds in which everything is shared, and candidates branch off from there, as
+if they had warmed up for so long. Those that do the same while everything is shared have one trunk: FedAvg's, of which
 FedPer is a branch, and FedFac+'s, with its class frequencies and its momentum. A candidate that cannot warm up (two
 models, nothing shared) is trained from the start instead.
 
@@ -25,7 +25,6 @@ simplest is what keeps the smallest share of the model personal.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -42,7 +41,7 @@ from fedfac.method import PERSONAL, Method, Phase, Plan
 from fedfac.rounds import Session
 from fedfac.seeds import stream
 
-TRUNK = 0.5  # of what a choice may cost
+TRUNK = 0.4  # of what a choice may cost
 CATCH_UP = 3  # rounds that a personal part is trained before it is judged
 ALONE = (CATCH_UP, 10)  # the same where nothing is shared: as many as a client would have had, within these
 FINALISTS = 5
@@ -109,7 +108,7 @@ def stand_in(method: Method, *, trunk: int, alone: int) -> Method:
 
 def planned(method: Method, model: nn.Module) -> Plan:
     """A method's plan for a model."""
-    return method.plan(Anatomy.of(method.wrap(copy.deepcopy(model)) if method.wrap is not None else model))
+    return method.plan(Anatomy.of(model if method.wrap is None else method.wrap(model)))
 
 
 def judging(plan: Plan, epochs: int) -> float:
@@ -216,10 +215,9 @@ class Trials:
             share = (self.budget - self.cost) / (len(plan) - number)
             turns = max(1, int(share / self._turn(alive)))
             reached += turns
-            panel = order[seen : seen + turns * self.trunk.cohort]
-            seen += len(panel)
-            if len(panel) < turns * self.trunk.cohort:  # all have had their turn: everybody again
-                panel, seen = order, 0
+            judged = min(turns * self.trunk.cohort, len(order))
+            panel = [order[place % len(order)] for place in range(seen, seen + judged)]  # then the first ones again
+            seen += judged
             for family in _families(alive):
                 self._train(family, reached)
             for entrant in alive:

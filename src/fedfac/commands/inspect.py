@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedfac.commands.show import last_newcomers, newcomers_line, print_choice
-from fedfac.run import RunDirectory, method_used
+from fedfac.records import method_used
+from fedfac.run import RunDirectory
 from fedfac.split import Split, mask_text
 
 _BARS = "▁▂▃▄▅▆▇█"

@@ -23,9 +23,10 @@ from fedfac.config import Config
 from fedfac.data.picture import evenly
 from fedfac.data.sources import PARAMETERS
 from fedfac.errors import RunError
+from fedfac.records import method_used
 from fedfac.report.layers import MOST_FRAMES, decided_rounds, layer_facts
 from fedfac.report.traffic import traffic
-from fedfac.run import RunDirectory, method_used, read_config
+from fedfac.run import RunDirectory, read_config
 from fedfac.split import Split
 from fedfac.tables import Block
 
