@@ -284,18 +284,19 @@ def test_what_it_costs() -> None:
     short = {"clients": 10, "rounds": 60}
     choice = choose("common", on_round=lambda label, cost, most, record: seen.append((label, cost)), **short)
     labels = [label for label, _ in seen]
-    # two fifths of 60 rounds, for FedAvg's beginning and for FedFac+'s, each once for all that begin so
-    assert labels[:24] == ["all alike"] * 12 + ["fedfac-plus:tau=0:refresh=head"] * 12
-    first_stage = labels[24 : labels.index("fedfac-plus:layers=2:elements=personal:refresh=head:warmup=6")]
+    # half of 60 rounds, for FedAvg's beginning and for FedFac+'s, each once for all that begin so
+    assert labels[:30] == ["all alike"] * 15 + ["fedfac-plus:tau=0:refresh=head"] * 15
+    first_stage = labels[30 : labels.index("fedfac-plus:layers=2:elements=personal:refresh=head:warmup=6")]
     assert list(dict.fromkeys(first_stage)) == [  # fedavg+ is trained with fedavg, one FedFac+ with the other
         "fedavg",
         "fedper:warmup=6:refresh_epochs=3",
         "fedfac-plus:tau=0:refresh=head",
     ]
     assert [cost for _, cost in seen] == sorted(cost for _, cost in seen)
-    assert seen[-1][1] <= choice.cost <= 60
-    assert choice.cost < choose("common", trial_rounds=120, **short).cost <= 120
-    assert choose("common", trial_rounds=45, **short).cost <= 45  # the least that is taken
+    assert seen[-1][1] <= choice.cost
+    for most in (45, 60, 120):  # 45 is the least that is taken; without a word it is about as much as the run
+        assert choose("common", trial_rounds=most, **short).cost <= most
+    assert choice.cost < choose("common", trial_rounds=120, **short).cost
 
 
 def test_candidates_that_train_alike_are_judged_as_if_each_had_trained() -> None:

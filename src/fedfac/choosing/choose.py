@@ -66,8 +66,8 @@ def choose(
     rounds
         Of the run that is to follow.
     trial_rounds
-        What the choice may cost, in rounds of local training, what clients train before they are judged included. By
-        default about as many as the run has; a short run's choice costs more than that, some 35.
+        What the choice may cost at most, in rounds of local training, what clients train before they are judged
+        included. By default about as many as the run has; a short run's choice costs more than that, some 45.
     rate, cohort, epochs, batch_size, lr, optimizer, momentum, weight_decay, loss, seed, newcomers, lanes, device
         As for :func:`fedfac.fit`; give both the same.
     on_round

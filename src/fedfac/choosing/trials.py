@@ -4,9 +4,9 @@
 worth, and shows within ten rounds. Candidates that train alike (:attr:`fedfac.method.Method.training`) train once, and
 each is judged by its own predictions.
 
-*The trunk.* The first rounds only tell who learns fast, and what is personal had better start from something. So two
-fifths of what a choice may cost go into rounds in which everything is shared, and candidates branch off from there, as
-if they had warmed up for so long. Those that do the same while everything is shared have one trunk: FedAvg's, of which
+*The trunk.* The first rounds only tell who learns fast, and what is personal had better start from something. So half
+of what a choice may cost goes into rounds in which everything is shared, and candidates branch off from there, as if
+they had warmed up for so long. Those that do the same while everything is shared have one trunk: FedAvg's, of which
 FedPer is a branch, and FedFac+'s, with its class frequencies and its momentum. A candidate that cannot warm up (two
 models, nothing shared) is trained from the start instead.
 
@@ -41,7 +41,7 @@ from fedfac.method import PERSONAL, Method, Phase, Plan
 from fedfac.rounds import Session
 from fedfac.seeds import stream
 
-TRUNK = 0.4  # of what a choice may cost
+TRUNK = 0.5  # of what a choice may cost
 CATCH_UP = 3  # rounds that a personal part is trained before it is judged
 ALONE = (CATCH_UP, 10)  # the same where nothing is shared: as many as a client would have had, within these
 FINALISTS = 5
