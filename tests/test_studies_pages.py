@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from fedfac.studies import frame, simulation, theory
+from fedfac.studies import cost, frame, simulation, theory
 from fedfac.studies.frame import Ask, Finding, Row
 
 DOCS = Path(__file__).parent.parent / "docs" / "studies"
@@ -33,7 +33,15 @@ def of_theory() -> Finding:
     return theory.present({key: found[key] for key in order}, theory.FULL, seeds)
 
 
-@pytest.mark.parametrize(("name", "made"), [("simulation", of_simulation), ("theory", of_theory)])
+def of_cost() -> Finding:
+    found = tables("cost")
+    order = ("curves", "convergence", "bytes", "layers", "times")
+    seeds = sorted({row["seed"] for row in found["curves"]})
+    text = cost.page(Ask(), seeds, *(found[key] for key in ("convergence", "times", "bytes", "layers")))
+    return Finding(tables={key: found[key] for key in order}, figures={}, page=text)
+
+
+@pytest.mark.parametrize(("name", "made"), [("simulation", of_simulation), ("theory", of_theory), ("cost", of_cost)])
 def test_the_page_is_made_of_the_tables_beside_it(name: str, made: Callable[[], Finding]) -> None:
     assert (DOCS / name / "page.md").read_text() == frame.page(name, made(), Ask())
 
