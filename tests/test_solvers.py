@@ -77,9 +77,12 @@ def test_both_solvers_reach_the_limit_at_a_low_kappa_and_neither_does_at_the_def
 ) -> None:
     """Shares of elements on the limit's side; .5 is chance. What a solver is called must not promise more."""
     limit = at_the_limit(recorded[-1], kappa)
+    masks = {solver: sides(recorded, solver, kappa) for solver in ("cold", "warm")}
     for solver, (least, most) in (("cold", cold), ("warm", warm)):
-        agreement = float((sides(recorded, solver, kappa) == limit).mean())
+        agreement = float((masks[solver] == limit).mean())
         assert least <= agreement <= most, (solver, agreement)
+    each_other = float((masks["cold"] == masks["warm"]).mean())
+    assert each_other >= 0.96 if kappa <= 0.3 else each_other <= 0.95, each_other
 
 
 def test_the_names_of_earlier_versions_are_answered_with_todays() -> None:

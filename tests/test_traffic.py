@@ -47,9 +47,11 @@ def size(tensor: Tensor) -> int:
 
 def weighed(method: str, folder: Path, **changes: Any) -> tuple[Scales, dict[str, float], list[dict[str, Any]]]:
     """What crossed the wire, what the report says of it, and the run's records."""
+    session_only = ("evaluate_every", "evaluate_clients", "newcomers")
+    settings = {key: changes.pop(key) for key in session_only if key in changes}
     run, scales = deployment(method, **{**WIDE, **changes}), Scales()
     there = Loopback(nodes(run, folder, **{"share-weights": True}), scales)
-    session(run, there, out=folder / "run").drive()
+    session(run, there, out=folder / "run", **settings).drive()
     saved = RunDirectory.read(folder / "run")
     return scales, traffic(saved.config, saved.records(), saved.masks()), saved.records()
 
@@ -57,7 +59,8 @@ def weighed(method: str, folder: Path, **changes: Any) -> tuple[Scales, dict[str
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in sorted(methods.METHODS)]
 CASES += [("fedfac-plus", {"method__warmup": 2, "method__elements": "personal"}), ("fedfac", {"model__name": "mlp"})]
 CASES += [("fedper", {"method__warmup": 2}), ("fedfac", {"method__warmup": 2, "method__head": "personal"})]
-CASES += [("fedfac-plus", {"method__smoothing": "learned"}), ("fedfac", {"train__evaluate_every": 3})]
+CASES += [("fedfac-plus", {"method__smoothing": "learned"}), ("fedfac", {"evaluate_every": 3})]
+CASES += [("fedfac", {"evaluate_clients": 2}), ("fedper", {"newcomers": 0.25, "evaluate_every": 2})]
 
 
 @pytest.mark.parametrize(("method", "changes"), CASES)
