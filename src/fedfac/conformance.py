@@ -167,12 +167,12 @@ def _check_sums(method: Method, watched: Watched) -> None:
 def _check_untouched(method: Method, model: nn.Module, result: Result) -> None:
     """Tensors that no phase trains stay where they started, on the server and on every client."""
     wrapped = result.template
-    phases = method.plan(Anatomy.of(wrapped)).phases
+    phases = method.plan(Anatomy.of(wrapped)).training.phases
     trains = [result.split.kept if phase.trains == PERSONAL else phase.trains for phase in phases]
     if any(names is None for names in trains):
         return
     trained = frozenset().union(*(names or () for names in trains))
-    start = references(method.wrap(model) if method.wrap else model)
+    start = references(method.wrapped(model))
     for client in range(len(result.names)):
         state = result.state(client)
         moved = [name for name in start if name not in trained and not torch.equal(start[name], state[name])]

@@ -159,7 +159,7 @@ def serve(
     result = replace(result, server={name: tensor.to(numerics.device) for name, tensor in result.server.items()})
     metrics = evaluate.named_metrics(None, federation.classes)
     figures: dict[str, dict[str, Any]] = {}
-    for own in plan.newcomer_rules:
+    for own in plan.prediction.newcomer_rules:
         if rule not in (None, own):
             continue
         if own == "ensemble":
@@ -168,7 +168,7 @@ def serve(
         engine = LaneEngine(
             result.template,
             federation,
-            replace(plan, newcomer=for_epochs(plan.newcomer, epochs)),
+            replace(plan, prediction=replace(plan.prediction, newcomer=for_epochs(plan.prediction.newcomer, epochs))),
             local if epochs is None else replace(local, epochs=epochs),
             MemoryStore(),  # newcomers have stored nothing
             seed=result.seed,

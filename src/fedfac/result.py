@@ -56,7 +56,7 @@ class Result:
         number = self._index(client)
         state = self.state(number)
         tuned = any(r.get("test", {}).get("model") == "fine-tuned" for r in self.records)
-        if not tuned and (self.plan is None or not self.plan.refresh):
+        if not tuned and (self.plan is None or not self.plan.prediction.refresh):
             model = copy.deepcopy(self.template)
             load_state(model, state)
             return model.eval()
@@ -67,7 +67,7 @@ class Result:
             self.template,
             state,
             self.split,
-            plan.refresh,
+            plan.prediction.refresh,
             local,
             self.federation.client(number),
             seed=self.seed,
@@ -103,7 +103,7 @@ class Result:
             self.template,
             self.server,
             self.split,
-            for_epochs(plan.newcomer, epochs),
+            for_epochs(plan.prediction.newcomer, epochs),
             local,
             data,
             seed=self.seed,

@@ -171,7 +171,7 @@ class Session:
             deterministic=settings.deterministic,
         )
         template = copy.deepcopy(model)
-        self.template = method.wrap(template) if method.wrap else template
+        self.template = method.wrapped(template)
         self.plan = method.plan(Anatomy.of(self.template))
         start = state_of(self.template)
         self.evaluate_every = settings.evaluate_every or 1
@@ -251,7 +251,7 @@ class Session:
             raise ConfigError("a session goes on from another one of the same model, and before its own first round")
         self._take_over(other)
         self.next_round = other.next_round
-        if mine == theirs and self.plan.average == other.plan.average:  # with another memory the mean begins anew
+        if mine == theirs and self.plan.prediction.average == other.plan.prediction.average:  # with another memory the mean begins anew
             self.averaged = other.averaged
 
     def lend(self, others: Sequence[Session]) -> None:
@@ -281,7 +281,7 @@ class Session:
     def step(self, *, like: Session | None = None) -> Record:
         """One round; number 0 is the static methods' decision before the first one. Returns its record.
 
-        ``like`` is a session that trains as this one does (:attr:`fedfac.method.Method.training`) and has just done
+        ``like`` is a session that trains as this one does (equal :class:`fedfac.method.Training`) and has just done
         this round: then only the predictions are made here, and decisions by another rule (:meth:`lend`).
         """
         number = self.next_round
@@ -338,7 +338,8 @@ class Session:
         """Train, decide where the plan says so, aggregate; all but the evaluation."""
         before, rule = self.split, self.plan.rule
         if number > 0 or (rule is not None and rule.measures):
-            size = len(self.participants) if number == 0 and self.plan.probe_all else self.cohort
+            everybody = number == 0 and self.plan.deciding is not None and self.plan.deciding.probe_all
+            size = len(self.participants) if everybody else self.cohort
             cohort = draw_cohort(self.participants, size, self.seed, number)
             outcomes = self.engine.train(number, self.server, self.split, cohort)
             record |= training_record(outcomes, self.federation.names)
@@ -348,14 +349,14 @@ class Session:
         if number > 0:
             total = self.engine.collect(self.split)
             record["left_out"] |= {self.federation.names[client]: why for client, why in total.missing.items()}
-            old = self.server
-            self.server = aggregate(old, total, self.split, before=before, rate=self.method.server_rate)
-            if self.method.server_momentum:
+            old, step = self.server, self.plan.training.server
+            self.server = aggregate(old, total, self.split, before=before, rate=step.rate)
+            if step.momentum:
                 self.server, self.velocity = with_momentum(
                     old,
                     self.server,
                     self.velocity,
-                    momentum=self.method.server_momentum,
+                    momentum=step.momentum,
                     moved=[name for name, _ in self.template.named_parameters()],
                     split=self.split,
                     before=before,
@@ -378,13 +379,13 @@ class Session:
         return decision
 
     def _average(self, number: int) -> None:
-        if self.plan.average:
-            self.averaged = running_mean(self.averaged, self.server, weight_of_newest(self.plan.average, number))
+        if self.plan.prediction.average:
+            self.averaged = running_mean(self.averaged, self.server, weight_of_newest(self.plan.prediction.average, number))
 
     def _repeat(self, number: int, record: Record, clock: Clock, like: Session) -> Decision | None:
         """What ``like`` has come to in this round, as if it had been done here; another rule is asked for itself."""
         done, (decision, seconds) = like.records[-1], like.last
-        if done["round"] != number or like.method.training != self.method.training:
+        if done["round"] != number or like.plan.training != self.plan.training:
             raise ConfigError(f"{self.method.name} cannot repeat round {done['round']} of {like.method.name}")
         record |= {key: done[key] for key in TRAINING if key in done}
         if self.plan.decides_as(like.plan):
@@ -488,7 +489,7 @@ class Session:
             "settings": self.about,
             "tensors": {name: [list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in start.items()},
             "split": self.plan.split.to_json(),
-            "settled": self.method.settled(self.plan, self.local.epochs),
+            "settled": self.method.resolved(self.plan, self.local.epochs),
             "names": None if are_numbers(self.federation.names) else list(self.federation.names),
             "origin": settings.origin,
         }

@@ -62,7 +62,7 @@ class Local:
         loss = str(getattr(self.loss, "__name__", type(self.loss).__name__))
         return {name: value for name, value in vars(self).items() if name != "loss"} | {"loss": loss}
 
-    def gently(self, share: float) -> Local:
+    def scaled(self, share: float) -> Local:
         """The same with another learning rate."""
         return self if share == 1 else replace(self, lr=self.lr * share)
 
@@ -177,23 +177,23 @@ def train_client(
             context = None if phase.before is None else phase.before(Begin(model, data, local.loss))
         trains = phase.trains
         if trains == PERSONAL:  # statistics of which a part is shared stand still, or that part would not be frozen
-            trains = (split.own - split.mixed.difference(trainable)) | phase.beside
+            trains = (split.own - split.mixed.difference(trainable)) | phase.also
         chosen = [p for name, p in trainable.items() if trains is None or name in trains]
         epochs = local.epochs if phase.epochs is None else phase.epochs
         if not chosen or not epochs:
             continue
-        held = _held(state, split, phase.beside) if phase.trains == PERSONAL else []
+        held = _held(state, split, phase.also) if phase.trains == PERSONAL else []
         still = () if trains is None else state.keys() - trains - trainable.keys()  # buffers, mostly
         frozen = {name: state[name].clone() for name in still}
         moves = state if trains is None else state.keys() & trains
-        began = {name: state[name].clone() for name in moves if phase.back and state[name].is_floating_point()}
+        began = {name: state[name].clone() for name in moves if phase.shrinkage and state[name].is_floating_point()}
         todo = list(schedule(data.size, epochs, local, seed, purpose, round, client, number))
-        slow = local.gently(phase.gentle)
-        work = Work(model, data, phase, slow, received, context, chosen, held, draws, seeded, numerics, total, trains)
+        own = local.scaled(phase.lr_scale)
+        work = Work(model, data, phase, own, received, context, chosen, held, draws, seeded, numerics, total, trains)
         steps(work, todo)
         seen += epochs * data.size
         copy_into(state, frozen)
-        go_back(state, began, phase.back)
+        go_back(state, began, phase.shrinkage)
     mean = float(total) / seen if seen else 0.0
     return Outcome(data.size, mean, problem_of(mean, is_finite(state)))
 
@@ -264,9 +264,9 @@ def batches(order: npt.NDArray[np.int64], size: int) -> Iterator[Tensor]:
         yield index[start:end]
 
 
-def _held(state: State, split: Split, beside: frozenset[str]) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _held(state: State, split: Split, also: frozenset[str]) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Tensors of which only some elements are trained: after a step the others get their old values back."""
-    names = sorted(split.mixed - beside)
+    names = sorted(split.mixed - also)
     return [(state[name], split.mask(name, state[name].device), state[name].clone()) for name in names]
 
 

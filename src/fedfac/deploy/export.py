@@ -38,14 +38,14 @@ def export(base: Path, out: Path, *, run: str | None = None, client: str | None 
         split = plan.split_in(about["round"], masks)
         own = own_state(folder, split, about["last"], plan, begins_anew=False)
         state = split.overlay(server, own, predicts=True)
-    if plan.refresh:  # a method that fine-tunes before it predicts
+    if plan.prediction.refresh:  # a method that fine-tunes before it predicts
         node = NodeConfig.read(about["node"], 0)
         data, _ = node_data.load(deployment, node, client=about["client"])
         tuned = trained_copy(
             template,
             state,
             split,
-            plan.refresh,
+            plan.prediction.refresh,
             deployment.local(about["classes"]),
             data,
             seed=deployment.config.train.seed,

@@ -114,7 +114,7 @@ class LaneEngine:
         self.metrics = metrics or {}
         self.lent: frozenset[str] = frozenset()  # tensors of the cohort that others ask about once the round is over
         self.layers = {layer.name: layer for layer in anatomy.layers}
-        phases = (*plan.phases, *plan.refresh, *plan.newcomer)
+        phases = (*plan.training.phases, *plan.prediction.refresh, *plan.prediction.newcomer)
         self.seeded = noise_of(model, phases, local, self.federation.client(0), self.device)
         reason = stacked.why_not(model, phases, self.federation.client(0), self.seeded)
         if stack and reason is not None:
@@ -159,7 +159,7 @@ class LaneEngine:
             ]
 
         def work(lane: Lane, group: list[stacked.Client]) -> list[tuple[int, Outcome, _Held]]:
-            trained = self._train(lane, group, split, self.plan.phases, round, "train")
+            trained = self._train(lane, group, split, self.plan.training.phases, round, "train")
             done = []
             for client, (outcome, after) in zip(group, trained, strict=True):
                 before = {name: client.start[name] for name in self.lent.union(split.owners)}
@@ -217,12 +217,12 @@ class LaneEngine:
 
     def evaluate(self, round: int, server: State, split: Split, clients: Sequence[int]) -> dict[str, list[Score]]:
         """Each client's composed (and, if the method says so, refreshed) model on its held-out samples."""
-        return self._test(server, split, clients, self.plan.refresh, round, "refresh")
+        return self._test(server, split, clients, self.plan.prediction.refresh, round, "refresh")
 
     def serve(self, server: State, split: Split, newcomers: Sequence[int]) -> list[Score]:
         """Newcomers have stored nothing, so they begin from the server's values; the rest is as in an evaluation."""
         tested = [client for client in newcomers if len(self.federation.client(client).test)]
-        return self._test(server, split, tested, self.plan.newcomer, 0, "adapt")["test"]
+        return self._test(server, split, tested, self.plan.prediction.newcomer, 0, "adapt")["test"]
 
     def close(self) -> None:
         """Wait for running clients, drop the others, and give the cores back."""

@@ -98,19 +98,19 @@ def train_clients(
     for number, phase in numbered(phases):
         if phase.before is not None:
             _prepare(model, phase.before, clients, state, local.loss)
-        trains = split.own | phase.beside if phase.trains == PERSONAL else phase.trains
+        trains = split.own | phase.also if phase.trains == PERSONAL else phase.trains
         chosen = [name for name in trainable if trains is None or name in trains]
         epochs = local.epochs if phase.epochs is None else phase.epochs
         if not chosen or not epochs:
             continue
         held = {}
         if phase.trains == PERSONAL:
-            mixed = [name for name in split.owners if name in chosen and name not in phase.beside]
+            mixed = [name for name in split.owners if name in chosen and name not in phase.also]
             held = {name: (split.mask(name, total.device), state[name].clone()) for name in mixed}
-        began = {name: state[name].clone() for name in chosen if phase.back}
+        began = {name: state[name].clone() for name in chosen if phase.shrinkage}
         todo = [list(schedule(c.data.size, epochs, local, seed, purpose, round, c.number, number)) for c in clients]
-        _Stack(model, phase, local.gently(phase.gentle), state, received, chosen, held, total).take(clients, todo)
-        go_back(state, began, phase.back)
+        _Stack(model, phase, local.scaled(phase.lr_scale), state, received, chosen, held, total).take(clients, todo)
+        go_back(state, began, phase.shrinkage)
         seen += epochs
     finite = torch.stack([torch.isfinite(t).reshape(len(t), -1).all(1) for t in state.values()]).all(0).tolist()
     losses = [value / (seen * c.data.size) if seen else 0.0 for value, c in zip(total.tolist(), clients, strict=True)]

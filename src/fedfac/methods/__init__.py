@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from fedfac import switches
 from fedfac.errors import ConfigError, did_you_mean
 from fedfac.method import Method
 from fedfac.methods.averaging import fedavg, fedavg_plus, fedprox, fedprox_plus, local
@@ -14,6 +15,7 @@ from fedfac.methods.fedem import fedem
 from fedfac.methods.fedfac import all_personal, fedfac, fedfac_plus, given_split, random_split, variance_split
 from fedfac.methods.layerwise import fedbabu, fedbn, fedper, fedrep, lg_fedavg
 from fedfac.methods.twin import apfl, ditto, pfedme
+from fedfac.switches import switched
 
 METHODS: Mapping[str, Callable[..., Method]] = {
     "fedavg": fedavg,
@@ -61,19 +63,26 @@ def check_name(name: str) -> None:
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> Method:
     """A method by its name; an option that it does not have fails with the nearest one that it has."""
+    options = options or {}
     known = options_of(name)
-    for key in options or {}:
+    for key in options:
         if key not in known:
             raise ConfigError(f"method {name!r} has no option {key!r}. {did_you_mean(key, known)}")
-    return METHODS[name](**(options or {}))
+    own = {key: value for key, value in options.items() if key in parameters_of(name)}
+    return switched(METHODS[name](**own), options)
 
 
-def options_of(name: str) -> dict[str, inspect.Parameter]:
-    """The options of a method: its builder's keywords, without those that the name already fixes."""
+def parameters_of(name: str) -> dict[str, inspect.Parameter]:
+    """The parameters of a method: its builder's keywords, without those that the name already fixes."""
     check_name(name)
     builder = METHODS[name]
     fixed = builder.keywords if isinstance(builder, partial) else {}
     return {k: p for k, p in inspect.signature(builder).parameters.items() if k not in fixed}
+
+
+def options_of(name: str) -> dict[str, inspect.Parameter]:
+    """The parameters of a method, and the options of all switches."""
+    return {**switches.parameters(), **parameters_of(name)}
 
 
 __all__ = [
@@ -99,6 +108,7 @@ __all__ = [
     "lg_fedavg",
     "local",
     "options_of",
+    "parameters_of",
     "pfedme",
     "random_split",
     "variance_split",

@@ -17,13 +17,14 @@ and the evaluation of its training clients, and it takes one for a newcomer, whe
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ModelError
-from fedfac.method import Begin, Method, Phase, Plan, Step, at_least_one, per_sample
+from fedfac.method import Begin, Method, Phase, Plan, Prediction, Step, Training, at_least_one, per_sample
 from fedfac.seeds import global_stream
 from fedfac.split import Split
 from fedfac.state import references, same
@@ -64,26 +65,39 @@ class Mixture(nn.Module):
         return torch.logsumexp(logs + weights.reshape(-1, *[1] * (logs.ndim - 1)), dim=0)
 
 
-def fedem(*, components: int = 3, component_seed: int = 0, eta_g: float = 1.0) -> Method:
+def fedem(*, components: int = 3, component_seed: int = 0) -> Method:
     """FedEM with ``components`` components; the paper takes 3."""
     at_least_one(components=components)
 
-    def plan(anatomy: Anatomy) -> Plan:
-        settle = Phase(epochs=0, before=settle_shares)
-        return Plan(
+    def base(anatomy: Anatomy) -> Plan:
+        training = Training(
             split=Split.of(anatomy, personal=["pi"]),
             phases=(Phase(objective=weighted_loss, before=expectation),),
-            refresh=(Phase(epochs=0, before=expectation),),
-            newcomer=(settle,),
+            models=components,
         )
+        prediction = Prediction(
+            refresh=(Phase(epochs=0, before=expectation),), newcomer=(Phase(epochs=0, before=settle_shares),)
+        )
+        return Plan(training=training, prediction=prediction)
 
     return Method(
         name="fedem",
-        plan=plan,
-        wrap=lambda model: Mixture(model, components, component_seed),
-        server_rate=eta_g,
-        options={"components": components, "component_seed": component_seed, "eta_g": eta_g},
+        base=base,
+        wrap=Components(components, component_seed),
+        options={"components": components, "component_seed": component_seed},
     )
+
+
+@dataclass(frozen=True)
+class Components:
+    """Makes a mixture of a network."""
+
+    number: int
+    seed: int
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        """The mixture."""
+        return Mixture(model, self.number, self.seed)
 
 
 @torch.no_grad()

@@ -22,145 +22,71 @@ All of it: docs/deviations.md.
 
 from __future__ import annotations
 
-from typing import Any
-
 from fedfac.anatomy import Anatomy
-from fedfac.errors import ConfigError
-from fedfac.method import PERSONAL, Method, Phase, Plan, at_least_one, at_least_zero, refreshed
-from fedfac.methods.averaging import held_near
-from fedfac.methods.common_prior import with_frequencies
-from fedfac.methods.own_statistics import with_statistics
+from fedfac.method import PERSONAL, Method, Phase, Plan, Prediction, Training, at_least_one
 from fedfac.split import Split
+from fedfac.switches.refresh import Refresh
+
+OWN = Prediction(newcomer=(Phase(trains=PERSONAL),))  # a new client trains what is personal
 
 
-def fedper(
-    *,
-    personal_layers: int = 1,
-    warmup: int = 0,
-    refresh_epochs: int = 0,
-    refresh_lr: float = 1.0,
-    shrinkage: float = 0.0,
-    mu: float | None = 0.0,
-    prior: float = 0.0,
-    smoothing: str = "fixed",
-    average: float = 0.0,
-    statistics: float = 0.0,
-    server_momentum: float = 0.0,
-    eta_g: float = 1.0,
-) -> Method:
-    """The last ``personal_layers`` layers stay with the client; 0 is FedAvg.
+def fedper(*, personal_layers: int = 1) -> Method:
+    """The last ``personal_layers`` layers stay with the client; 0 is FedAvg."""
 
-    Not in the paper, and off by default: ``warmup`` rounds that share everything, ``refresh_epochs`` on the
-    personal layers (of a copy) before a client predicts, their ``refresh_lr`` (times the run's) and ``shrinkage`` of
-    what they change, FedProx's ``mu``, class frequencies as a ``prior`` (:mod:`fedfac.methods.prior`) with their
-    ``smoothing`` (:mod:`fedfac.methods.common_prior`), predictions with an ``average`` over rounds, normalisation by a
-    client's own ``statistics`` (:mod:`fedfac.methods.own_statistics`) and a server with momentum: FedFac+'s switches.
-    """
-    at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
-
-    def plan(anatomy: Anatomy) -> Plan:
+    def base(anatomy: Anatomy) -> Plan:
         split = Split.of(anatomy, personal=anatomy.last(personal_layers))
-        refresh = refreshed(refresh_epochs, Phase(trains=PERSONAL, gentle=refresh_lr, back=shrinkage))
-        return Plan(split=split, warmup=warmup, refresh=refresh, average=average, newcomer=(Phase(trains=PERSONAL),))
+        return Plan(training=Training(split=split), prediction=OWN)
 
-    options: dict[str, Any] = {"personal_layers": personal_layers, "warmup": warmup, "refresh_epochs": refresh_epochs}
-    options |= {"refresh_lr": refresh_lr, "shrinkage": shrinkage, "prior": prior, "smoothing": smoothing}
-    options |= {"mu": mu, "average": average, "statistics": statistics, "server_momentum": server_momentum}
-    method = Method(
-        name="fedper",
-        plan=plan,
-        server_rate=eta_g,
-        server_momentum=server_momentum,
-        options={**options, "eta_g": eta_g},
-        predicts=frozenset({"refresh_epochs", "refresh_lr", "shrinkage", "average", "statistics"}),
-    )
-    return with_statistics(held_near(with_frequencies(method, prior, smoothing), mu), statistics)
+    return Method(name="fedper", base=base, options={"personal_layers": personal_layers})
 
 
-def fedrep(
-    *,
-    personal_layers: int = 1,
-    head_epochs: int | None = None,
-    body_epochs: int = 1,
-    warmup: int = 0,
-    refresh_epochs: int = 0,
-    average: float = 0.0,
-    server_momentum: float = 0.0,
-    eta_g: float = 1.0,
-) -> Method:
-    """FedPer's split; first the head (by default for the run's local epochs), then the body.
-
-    ``warmup``, ``refresh_epochs``, ``average`` and ``server_momentum`` are FedPer's.
-    """
+def fedrep(*, personal_layers: int = 1, head_epochs: int | None = None, body_epochs: int = 1) -> Method:
+    """FedPer's split; first the head (by default for the run's local epochs), then the body."""
     at_least_one(head_epochs=head_epochs, body_epochs=body_epochs)
-    at_least_zero(warmup=warmup, refresh_epochs=refresh_epochs)
 
-    def plan(anatomy: Anatomy) -> Plan:
+    def base(anatomy: Anatomy) -> Plan:
         head = anatomy.last(personal_layers)
         body = frozenset(anatomy.shapes) - head
         fit_head = Phase(trains=head, epochs=head_epochs)
+        phases = (fit_head, Phase(trains=body, epochs=body_epochs))
         return Plan(
-            split=Split.of(anatomy, personal=head),
-            phases=(fit_head, Phase(trains=body, epochs=body_epochs)),
-            warmup=warmup,
-            refresh=refreshed(refresh_epochs),
-            average=average,
-            newcomer=(fit_head,),
-            settled={"head_epochs": head_epochs},
+            training=Training(split=Split.of(anatomy, personal=head), phases=phases),
+            prediction=Prediction(newcomer=(fit_head,)),
+            resolved={"head_epochs": head_epochs},
         )
 
-    options: dict[str, Any] = {"personal_layers": personal_layers, "head_epochs": head_epochs}
-    options |= {"body_epochs": body_epochs, "warmup": warmup, "refresh_epochs": refresh_epochs, "average": average}
-    return Method(
-        name="fedrep",
-        plan=plan,
-        server_rate=eta_g,
-        server_momentum=server_momentum,
-        options={**options, "server_momentum": server_momentum, "eta_g": eta_g},
-        predicts=frozenset({"refresh_epochs", "average"}),
-    )
+    options = {"personal_layers": personal_layers, "head_epochs": head_epochs, "body_epochs": body_epochs}
+    return Method(name="fedrep", base=base, options=options)
 
 
-def lg_fedavg(*, local_layers: int | None = None, eta_g: float = 1.0) -> Method:
+def lg_fedavg(*, local_layers: int | None = None) -> Method:
     """The first ``local_layers`` layers stay with the client (by default all but the last; 0 is FedAvg)."""
 
-    def plan(anatomy: Anatomy) -> Plan:
+    def base(anatomy: Anatomy) -> Plan:
         number = len(anatomy.numbered) - 1 if local_layers is None else local_layers
         return Plan(
-            split=Split.of(anatomy, personal=anatomy.first(number)),
-            newcomer=(Phase(trains=PERSONAL),),
-            newcomer_rules=("ensemble", "adapt"),
-            settled={"local_layers": number},
+            training=Training(split=Split.of(anatomy, personal=anatomy.first(number))),
+            prediction=Prediction(newcomer=OWN.newcomer, newcomer_rules=("ensemble", "adapt")),
+            resolved={"local_layers": number},
         )
 
-    return Method(
-        name="lg-fedavg", plan=plan, server_rate=eta_g, options={"local_layers": local_layers, "eta_g": eta_g}
-    )
+    return Method(name="lg-fedavg", base=base, options={"local_layers": local_layers})
 
 
-def fedbn(*, eta_g: float = 1.0) -> Method:
+def fedbn() -> Method:
     """Normalisation stays with the client."""
 
-    def plan(anatomy: Anatomy) -> Plan:
-        return Plan(split=Split.of(anatomy, personal=anatomy.norms), newcomer=(Phase(trains=PERSONAL),))
+    def base(anatomy: Anatomy) -> Plan:
+        return Plan(training=Training(split=Split.of(anatomy, personal=anatomy.norms)), prediction=OWN)
 
-    return Method(name="fedbn", plan=plan, server_rate=eta_g, options={"eta_g": eta_g})
+    return Method(name="fedbn", base=base)
 
 
-def fedbabu(*, finetune_epochs: int | None = None, finetune: str = "all", eta_g: float = 1.0) -> Method:
-    """A body trained against a fixed random head; the client fine-tunes ``"all"`` or only the ``"head"``."""
-    at_least_one(finetune_epochs=finetune_epochs)
-    if finetune not in ("all", "head"):
-        raise ConfigError(f"finetune is {finetune!r}; allowed: all, head")
+def fedbabu() -> Method:
+    """A body trained against a fixed random head; the client fine-tunes everything (or the head) to predict."""
 
-    def plan(anatomy: Anatomy) -> Plan:
-        head = anatomy.last(1)
-        tuning = (Phase(trains=head if finetune == "head" else None, epochs=finetune_epochs),)
-        body = Phase(trains=frozenset(anatomy.shapes) - head)
-        settled = {"finetune_epochs": finetune_epochs}
-        return Plan(split=Split.of(anatomy), phases=(body,), refresh=tuning, newcomer=tuning, settled=settled)
+    def base(anatomy: Anatomy) -> Plan:
+        body = Phase(trains=frozenset(anatomy.shapes) - anatomy.last(1))
+        return Plan(training=Training(split=Split.of(anatomy), phases=(body,)))
 
-    options = {"finetune_epochs": finetune_epochs, "finetune": finetune, "eta_g": eta_g}
-    return Method(
-        name="fedbabu", plan=plan, server_rate=eta_g, options=options, predicts=frozenset(options) - {"eta_g"}
-    )
+    return Method(name="fedbabu", base=base) | Refresh(epochs=None, trains="all")

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ from torch.func import functional_call
 
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError, ModelError
-from fedfac.method import Begin, Method, Phase, Plan, Step, at_least_one
+from fedfac.method import Begin, Method, Phase, Plan, Prediction, Step, Training, at_least_one
 from fedfac.split import Split
 from fedfac.state import copy_into, references
 
@@ -92,82 +93,105 @@ class Mixed(Twin):
         return output
 
 
-def ditto(*, lam: float = 0.1, personal_epochs: int | None = None, eta_g: float = 1.0) -> Method:
+@dataclass(frozen=True)
+class Near:
+    """Ditto's objective of the own model: ℓ(v) + ½λ‖v − wᵗ‖²."""
+
+    lam: float
+
+    def __call__(self, step: Step) -> Tensor:
+        """The loss of one batch."""
+        twin = _twin(step.model)
+        anchor = {name: step.received[f"shared.{name}"] for name, _ in twin.own.named_parameters()}
+        return step.loss(twin.own(step.inputs), step.targets) + self.lam * twin.distance(anchor)
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """pFedMe's objective of both models: θ by ℓ(θ) + ½λ‖θ − w‖², w by its Moreau envelope."""
+
+    lam: float
+
+    def __call__(self, step: Step) -> Tensor:
+        """The loss of one batch."""
+        twin = _twin(step.model)
+        loss = step.loss(twin.own(step.inputs), step.targets)
+        own, shared = dict(twin.own.named_parameters()), dict(twin.shared.named_parameters())
+        envelope = sum((0.5 * (shared[n] - own[n].detach()).square().sum() for n in own), torch.zeros_like(loss))
+        return loss + self.lam * twin.distance(shared) + self.lam * envelope
+
+
+@dataclass(frozen=True)
+class AsMixed:
+    """Makes APFL's pair of a network."""
+
+    alpha: float
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        """The pair."""
+        return Mixed(model, self.alpha)
+
+
+def ditto(*, lam: float = 0.1, personal_epochs: int | None = None) -> Method:
     """A global model, and beside it an own one that is held near it with strength λ."""
     _not_negative("lam", lam)
     at_least_one(personal_epochs=personal_epochs)
 
-    def objective(step: Step) -> Tensor:
-        twin = _twin(step.model)
-        anchor = {name: step.received[f"shared.{name}"] for name, _ in twin.own.named_parameters()}
-        return step.loss(twin.own(step.inputs), step.targets) + lam * twin.distance(anchor)
-
-    def plan(anatomy: Anatomy) -> Plan:
+    def base(anatomy: Anatomy) -> Plan:
         shared, own = _parts(anatomy)
-        fit_own = Phase(trains=own, epochs=personal_epochs, objective=objective, before=_begin)
+        fit_own = Phase(trains=own, epochs=personal_epochs, objective=Near(lam), before=_begin)
+        phases = (Phase(trains=shared, objective=_global_objective, before=_begin), fit_own)
         return Plan(
-            split=Split.of(anatomy, personal=own),
-            phases=(Phase(trains=shared, objective=_global_objective, before=_begin), fit_own),
-            newcomer=(fit_own,),
-            settled={"personal_epochs": personal_epochs},
+            training=Training(split=Split.of(anatomy, personal=own), phases=phases, models=2),
+            prediction=Prediction(newcomer=(fit_own,)),
+            resolved={"personal_epochs": personal_epochs},
         )
 
-    options = {"lam": lam, "personal_epochs": personal_epochs, "eta_g": eta_g}
-    return Method(name="ditto", plan=plan, wrap=Twin, server_rate=eta_g, options=options)
+    return Method(name="ditto", base=base, wrap=Twin, options={"lam": lam, "personal_epochs": personal_epochs})
 
 
-def apfl(*, mix: float = 0.5, personal_epochs: int | None = None, eta_g: float = 1.0) -> Method:
+def apfl(*, mix: float = 0.5, personal_epochs: int | None = None) -> Method:
     """A mixture of an own and the global model, whose share α (``mix`` is its start) each client learns."""
     at_least_one(personal_epochs=personal_epochs)
     if not 0 <= mix <= 1:
         raise ConfigError(f"mix is {mix}; the share of the own model is a number from 0 to 1")
 
-    def objective(step: Step) -> Tensor:
-        twin = _twin(step.model)
-        if isinstance(twin, Mixed):
-            with torch.no_grad():
-                twin.alpha.clamp_(0, 1)  # the gradient is taken within [0, 1]
-        return step.loss(twin.predict(step.inputs), step.targets)
-
-    def plan(anatomy: Anatomy) -> Plan:
+    def base(anatomy: Anatomy) -> Plan:
         shared, own = _parts(anatomy)
-        fit_own = Phase(trains=own, epochs=personal_epochs, objective=objective, before=_begin)
+        fit_own = Phase(trains=own, epochs=personal_epochs, objective=_mixed_objective, before=_begin)
         clamp = Phase(epochs=0, before=_clamp)  # the last step may have left [0, 1]
+        phases = (Phase(trains=shared, objective=_global_objective, before=_begin), fit_own, clamp)
         return Plan(
-            split=Split.of(anatomy, personal=own),
-            phases=(Phase(trains=shared, objective=_global_objective, before=_begin), fit_own, clamp),
-            newcomer=(fit_own, clamp),
-            settled={"personal_epochs": personal_epochs},
+            training=Training(split=Split.of(anatomy, personal=own), phases=phases, models=2),
+            prediction=Prediction(newcomer=(fit_own, clamp)),
+            resolved={"personal_epochs": personal_epochs},
         )
 
-    options = {"mix": mix, "personal_epochs": personal_epochs, "eta_g": eta_g}
-    return Method(name="apfl", plan=plan, wrap=lambda m: Mixed(m, mix), server_rate=eta_g, options=options)
+    return Method(name="apfl", base=base, wrap=AsMixed(mix), options={"mix": mix, "personal_epochs": personal_epochs})
 
 
-def pfedme(*, lam: float = 15.0, eta_g: float = 1.0) -> Method:
-    """Own models θ, and a global one that follows their Moreau envelope.
-
-    Under Adam λ does not say how far the global model goes; see the module.
-    """
+def pfedme(*, lam: float = 15.0) -> Method:
+    """Own models θ, and a global one that follows their Moreau envelope."""
     _not_negative("lam", lam)
 
-    def objective(step: Step) -> Tensor:
-        twin = _twin(step.model)
-        loss = step.loss(twin.own(step.inputs), step.targets)
-        own, shared = dict(twin.own.named_parameters()), dict(twin.shared.named_parameters())
-        envelope = sum((0.5 * (shared[n] - own[n].detach()).square().sum() for n in own), torch.zeros_like(loss))
-        return loss + lam * twin.distance(shared) + lam * envelope
-
-    def plan(anatomy: Anatomy) -> Plan:
+    def base(anatomy: Anatomy) -> Plan:
         _, own = _parts(anatomy)
-        fit_own = Phase(trains=own, objective=objective, before=_begin)
+        fit_own = Phase(trains=own, objective=Envelope(lam), before=_begin)
+        phases = (Phase(objective=Envelope(lam), before=_begin), Phase(epochs=0, before=_share_statistics))
         return Plan(
-            split=Split.of(anatomy, personal=own),
-            phases=(Phase(objective=objective, before=_begin), Phase(epochs=0, before=_share_statistics)),
-            newcomer=(fit_own,),
+            training=Training(split=Split.of(anatomy, personal=own), phases=phases, models=2),
+            prediction=Prediction(newcomer=(fit_own,)),
         )
 
-    return Method(name="pfedme", plan=plan, wrap=Twin, server_rate=eta_g, options={"lam": lam, "eta_g": eta_g})
+    return Method(name="pfedme", base=base, wrap=Twin, options={"lam": lam})
+
+
+def _mixed_objective(step: Step) -> Tensor:
+    twin = _twin(step.model)
+    if isinstance(twin, Mixed):
+        with torch.no_grad():
+            twin.alpha.clamp_(0, 1)  # the gradient is taken within [0, 1]
+    return step.loss(twin.predict(step.inputs), step.targets)
 
 
 def _twin(model: nn.Module) -> Twin:

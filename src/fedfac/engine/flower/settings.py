@@ -100,7 +100,7 @@ class Deployment:
     def plan(self, model: nn.Module) -> tuple[nn.Module, Plan]:
         """The module that the method trains, and the method for it."""
         method = self.method
-        template = method.wrap(model) if method.wrap is not None else model
+        template = method.wrapped(model)
         return template, method.plan(Anatomy.of(template))
 
     def metrics(self, classes: int | None) -> dict[str, evaluate.Metric]:

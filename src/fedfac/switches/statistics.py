@@ -1,4 +1,4 @@
-"""A client's own normalisation: ``statistics``, a switch that the paper does not have.
+"""A client's own normalisation.
 
 A batch normalisation trains with the means and variances of the batch, which are the client's own, and predicts with
 running ones, which are shared: a mean over clients. Where clients differ, each of them predicts with a network that it
@@ -14,37 +14,52 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError
-from fedfac.method import Begin, Method, Phase, Plan
+from fedfac.method import Begin, Phase, Plan
 
 BUFFERS = ("running_mean", "running_var")
 BATCH = 512
 
 
-def with_statistics(method: Method, share: float) -> Method:
-    """The same method with clients that predict by their own statistics; at share 0 the method itself."""
-    if not 0 <= share <= 1:
-        raise ConfigError(f"statistics is {share}; the share of a client's own is a number from 0 (none) to 1 (all)")
-    if not share:
-        return method
+@dataclass(frozen=True)
+class Statistics:
+    """Before a client predicts, its running means and variances move this share of the way to its own samples'."""
 
-    def plan(anatomy: Anatomy) -> Plan:
-        found = method.plan(anatomy)
-        first = measuring(anatomy, share)
-        return replace(found, refresh=(*first, *found.refresh), newcomer=(*first, *found.newcomer))
+    share: float = 0.5
+    name: ClassVar[str] = "statistics"
+    changes: ClassVar[Literal["prediction"]] = "prediction"
+    paper: ClassVar[str] = "Schneider et al., NeurIPS 2020"
+    wrap: ClassVar[None] = None
 
-    return replace(method, plan=plan)
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ConfigError(
+                f"statistics is {self.share}; the share of a client's own is a number from 0 (none) to 1 (all)"
+            )
 
+    @property
+    def is_on(self) -> bool:
+        """Whether statistics move."""
+        return self.share > 0
 
-def measuring(anatomy: Anatomy, share: float) -> tuple[Phase, ...]:
-    """What a client does first; nothing where there are no statistics, or none are wanted."""
-    names = frozenset(name for name in anatomy.norms if name.endswith(BUFFERS))
-    return (Phase(trains=names, epochs=0, before=Measured(share)),) if names and share else ()
+    def apply(self, plan: Plan, anatomy: Anatomy) -> Plan:
+        """Clients measure before they predict; a model without such statistics is left alone."""
+        names = frozenset(name for name in anatomy.norms if name.endswith(BUFFERS))
+        if not names:
+            return plan
+        first = Phase(trains=names, epochs=0, before=Measured(self.share))
+        prediction = replace(
+            plan.prediction,
+            refresh=(first, *plan.prediction.refresh),
+            newcomer=(first, *plan.prediction.newcomer),
+        )
+        return replace(plan, prediction=prediction)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Class frequencies that know what clients have in common: ``smoothing="learned"``, a switch of ``prior``.
+"""Class frequencies that know what clients have in common: ``Prior(smoothing="learned")``.
 
-:mod:`fedfac.methods.prior` smooths a client's counts with half a sample of every class. That is right for clients that
+:mod:`fedfac.switches.prior` smooths a client's counts with half a sample of every class. That is right for clients that
 have a few classes each. Writers, who all write many e's and few q's, have a hundred samples for 62 classes: what they
 have in common is then guessed from each one's few samples, and log π_c is mostly noise.
 
@@ -24,55 +24,45 @@ import torch
 from torch import Tensor, nn
 
 from fedfac.anatomy import Anatomy
-from fedfac.errors import ConfigError, ModelError, did_you_mean
-from fedfac.method import Begin, Method, Phase, Plan, Step, supervised
-from fedfac.methods.prior import SMOOTHING, added, class_counts, with_prior
+from fedfac.errors import ConfigError, ModelError
+from fedfac.method import Begin, Phase, Plan, Step, supervised
+from fedfac.switches.counting import SMOOTHING, added, class_counts, named, with_counts
 
-SMOOTHINGS = ("fixed", "learned")
 COUNTS, COMMON, SAMPLES = "class_counts", "common_classes", "common_samples"
 FASTER = 10.0  # Adam moves a number by its rate in a step, and log m has to go further than a weight
 FURTHEST = 8.0  # log m stays within this distance from its start
 
 
-def with_frequencies(method: Method, strength: float, smoothing: str, *, trained: bool = True) -> Method:
-    """:func:`fedfac.methods.prior.with_prior`, and how counts are smoothed: ``"fixed"`` or ``"learned"``."""
-    if smoothing not in SMOOTHINGS:
-        raise ConfigError(f"smoothing is {smoothing!r}. {did_you_mean(smoothing, SMOOTHINGS)}")
-    plain = with_prior(method, strength, trained=trained)
-    if smoothing == "fixed" or plain is method:
-        return plain
-    if not trained:
-        raise ConfigError(
-            "smoothing is 'learned', but with a copied head class frequencies are added in predictions only, "
-            "so nothing about them is learned: take smoothing='fixed', or another head"
-        )
-    return _with_common(method, strength)
+def applied(plan: Plan, anatomy: Anatomy, strength: float) -> Plan:
+    """Clients count before they train, and their samples do not count for themselves."""
+    trains = [phase for phase in plan.training.phases if phase.epochs != 0]
+    if plan.training.models > 1 or any(phase.objective is not supervised for phase in trains):
+        raise ConfigError("prior_smoothing=learned is for methods that train one model by the plain objective")
 
-
-def _with_common(method: Method, strength: float) -> Method:
-    """The same method on a model that adds ``strength`` · log π_c to its outputs, π_c smoothed by what is learned."""
-    count = Phase(trains=frozenset({COUNTS}), epochs=0, before=_count)
-    honest = _LeftOut(strength)
-
-    def plan(anatomy: Anatomy) -> Plan:
-        found = method.plan(anatomy)
-        phases, refresh, newcomer = (
-            (count, *(replace(p, objective=honest, stacks=True) if p.objective is supervised else p for p in phases))
-            for phases in (found.phases, found.refresh, found.newcomer)
-        )
-        return replace(
-            found,
-            split=replace(found.split, personal_tensors=found.split.personal_tensors | {COUNTS}),
-            own=found.own | {COUNTS},
-            phases=phases,
-            refresh=refresh,
-            newcomer=newcomer,
+    def left_out(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+        honest = _LeftOut(strength)
+        return tuple(
+            replace(p, objective=honest, stacks=True) if p.objective is supervised else p for p in phases
         )
 
-    def wrap(model: nn.Module) -> nn.Module:
-        return _wrapped(method.wrap(model) if method.wrap else model, strength)
+    prediction = replace(
+        plan.prediction,
+        refresh=left_out(plan.prediction.refresh),
+        newcomer=left_out(plan.prediction.newcomer),
+    )
+    training = replace(plan.training, phases=left_out(plan.training.phases))
+    return with_counts(replace(plan, training=training, prediction=prediction), named(anatomy, COUNTS), _count)
 
-    return replace(method, plan=plan, wrap=wrap)
+
+@dataclass(frozen=True)
+class Wrapped:
+    """Makes a copy of a network with the counts, q and m."""
+
+    strength: float
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        """The copy; all names stay what they are."""
+        return _wrapped(model, self.strength)
 
 
 @torch.no_grad()
