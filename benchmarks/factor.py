@@ -1,12 +1,12 @@
-"""Factor analysis in a round of dynamic FedFac: the exact solver, the fast one, and the fast one without its subspaces.
+"""Factor analysis in a round of dynamic FedFac: the cold solver, the warm one, and the warm one without its subspaces.
 
 python benchmarks/factor.py [cpu|cuda]
 
 Moments like those of real runs: a common random start, on top of it a few factors, a drift from round to round that
 all clients share, and each client's own. (At d = 64 and 512 their spectrum asks for about as many factors as the
 FEMNIST and ResNet-18 runs do, ¾ d at κ = .85.) All see the same rounds, in turn; times are medians over rounds with
-their quartiles, ratios are within a round. The first round, in which all do the same, is left out. *whole* is the fast
-solver with an ``eigh`` in every iteration. ``agree`` is the share of elements on the same side as in the fast solver's
+their quartiles, ratios are within a round. The first round, in which all do the same, is left out. *whole* is the warm
+solver with an ``eigh`` in every iteration. ``agrees`` is the share of elements on the same side as in the warm solver's
 masks, ``kept`` the share that keeps its side from one round to the next.
 """
 
@@ -73,8 +73,8 @@ def agreement(one: Sequence[Mask], other: Sequence[Mask]) -> float:
 
 
 def compare(elements: int, inputs: int, number: int, device: torch.device) -> str:
-    names = ["exact", "whole", "fast"]
-    rules = {name: FactorRule({"l": TAU}, {"l": 0.85}, solver="exact" if name == "exact" else "fast") for name in names}
+    names = ["cold", "whole", "warm"]
+    rules = {name: FactorRule({"l": TAU}, {"l": 0.85}, solver="cold" if name == "cold" else "warm") for name in names}
     memory: dict[str, Memory] = {name: {} for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     masks: dict[str, list[Mask]] = {name: [] for name in names}
@@ -88,14 +88,14 @@ def compare(elements: int, inputs: int, number: int, device: torch.device) -> st
             memory[name] = made.memory
             masks[name].append(TAU.cut(made.values)[0])
             factors = made.notes["factors"]
-    exact, whole, fast = (seconds[name][1:] for name in names)
+    cold, whole, warm = (seconds[name][1:] for name in names)
     cells = [
         f"{elements}",
         f"{factors}",
-        *(quartiles([1e3 * s for s in one]) for one in (exact, whole, fast)),
-        *(quartiles([a / b for a, b in zip(one, fast, strict=True)]) for one in (exact, whole)),
-        *(f"{agreement(masks[name], masks['fast']):.3f}" for name in ("exact", "whole")),
-        *(f"{kept(masks[name]):.2f}" for name in ("exact", "fast")),
+        *(quartiles([1e3 * s for s in one]) for one in (cold, whole, warm)),
+        *(quartiles([a / b for a, b in zip(one, warm, strict=True)]) for one in (cold, whole)),
+        *(f"{agreement(masks[name], masks['warm']):.3f}" for name in ("cold", "whole")),
+        *(f"{kept(masks[name]):.2f}" for name in ("cold", "warm")),
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -104,8 +104,8 @@ def main(where: str = "cpu") -> None:
     device = torch.device(where)
     if device.type == "cpu":
         torch.set_num_threads(1)  # as in a run
-    head = ["elements", "factors", "exact, ms", "whole, ms", "fast, ms", "exact / fast", "whole / fast"]
-    head += ["exact agrees", "whole agrees", "exact kept", "fast kept"]
+    head = ["elements", "factors", "cold, ms", "whole, ms", "warm, ms", "cold / warm", "whole / warm"]
+    head += ["cold agrees", "whole agrees", "cold kept", "warm kept"]
     print(f"| {' | '.join(head)} |\n|{'---:|' * len(head)}")
     for elements, inputs, number in SIZES:
         print(compare(elements, inputs, number, device), flush=True)

@@ -172,14 +172,14 @@ def block(seed: int) -> Moments:
 
 
 def test_decaying_moments_are_the_weighted_sums_of_all_rounds() -> None:
-    rule = FactorRule({"l": HALF}, {"l": 0.75}, decay=0.5, solver="exact")
+    rule = FactorRule({"l": HALF}, {"l": 0.75}, decay=0.5, solver="cold")
     memory = dict(rule.score(Asked("l", 6, block(0), seed=0, round=1)).memory)
     memory = dict(rule.score(Asked("l", 6, block(1), seed=0, round=2, memory=memory)).memory)
     last = rule.score(Asked("l", 6, block(2), seed=0, round=3, memory=memory))
     wanted = block(0) * 0.25 + block(1) * 0.5 + block(2)
     assert float(last.memory["n"]) == wanted.n == 9 * 1.75
     assert torch.allclose(last.memory["products"], wanted.products, atol=1e-12)
-    plain = FactorRule({"l": HALF}, {"l": 0.75}, solver="exact")
+    plain = FactorRule({"l": HALF}, {"l": 0.75}, solver="cold")
     assert torch.allclose(last.values, plain.score(Asked("l", 6, wanted, seed=0, round=3)).values, atol=1e-8)
     assert not torch.allclose(last.values, plain.score(Asked("l", 6, block(2), seed=0, round=3)).values, atol=1e-3)
 
@@ -265,7 +265,7 @@ def test_fedfac_plus_keeps_the_laws(options: dict[str, Any]) -> None:
         ({"refresh_epochs": -2}, "refresh_epochs is -2; it is a whole number from 0 (off) up"),
         ({"decay": 1.0}, "decay is 1.0; the weight of the round before is a number from 0 (none) to below 1"),
         ({"hysteresis": -0.1}, "hysteresis is -0.1; the margin is a number from 0 (none) to 1, in ranks"),
-        ({"solver": "quick"}, "solver is 'quick'. Known: fast, exact."),
+        ({"solver": "quick"}, "solver is 'quick'. Known: warm, cold."),
         (
             {"warmup": 3, "probe_all": True},
             "probe_all looks at all clients before the first round; with a warm-up there is no such look",

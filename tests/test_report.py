@@ -83,18 +83,26 @@ def test_the_split_can_be_unpacked_to_masks_and_scores(facts: dict[str, Any], fo
 
 
 def test_bytes_are_those_of_the_shared_part_and_the_moments(facts: dict[str, Any]) -> None:
-    whole = 4 * 38_282  # the network's numbers in single precision
-    fc1 = 4 * (64 * 512 + 64)
-    moments = 4 * (64 * 67 // 2 + 1)
+    """By hand; ``test_traffic`` weighs real packets. Single precision down, double precision up."""
+    whole, fc1, moments = 38_282, 64 * 512 + 64, 64 * 67 // 2
+    rounds, cohort, tested = 3, 4, 20
+    down = rounds * (cohort + tested) * 4 * whole  # every round is evaluated
     plain = one(facts, "fedavg")["bytes"]
-    assert plain == {"up": whole, "down": whole, "for_split": 0, "total": 3 * 4 * 2 * whole}
-    assert one(facts, "fedper")["bytes"]["up"] == whole - 4 * (10 * 64 + 10)
+    assert plain == {
+        "values": whole,
+        "up": 8 * whole,
+        "for_split": 0,
+        "down": 4 * whole,
+        "total": rounds * cohort * 8 * whole + down,
+    }
+    assert one(facts, "fedper")["bytes"]["values"] == whole - (10 * 64 + 10)
+    assert one(facts, "fedper")["bytes"]["down"] == 4 * whole  # the whole state all the same
     dynamic = one(facts, "fedfac")["bytes"]
-    assert dynamic["up"] == whole - fc1 / 2 + moments
-    assert dynamic["for_split"] == moments
-    assert dynamic["down"] == pytest.approx(whole - fc1 / 2 * 2 / 3)  # round 1 starts with everything shared
-    assert one(facts, "fedfac-static")["bytes"]["for_split"] == pytest.approx(moments / 4)  # once in four visits
-    assert one(facts, "variance")["bytes"]["for_split"] == 4 * (64 * 512 + 64 + 1)
+    assert dynamic["values"] == whole - fc1 / 2
+    assert dynamic["up"] == 8 * (whole - fc1 / 2 + moments)
+    assert dynamic["for_split"] == 8 * moments
+    assert one(facts, "fedfac-static")["bytes"]["for_split"] == pytest.approx(8 * moments / 4)  # once in four visits
+    assert one(facts, "variance")["bytes"]["for_split"] == 8 * (64 * 512 + 64)
 
 
 def test_the_table_of_results_is_that_of_compare(facts: dict[str, Any], folder: Path) -> None:

@@ -204,7 +204,7 @@ def test_bad_settings_of_the_factor_rule_are_refused() -> None:
     assert message(ConfigError, lambda: factor_rule(estimator="leverag")) == (
         "estimator is 'leverag'. Did you mean 'leverage'?"
     )
-    assert message(ConfigError, lambda: factor_rule(solver="exakt")) == "solver is 'exakt'. Did you mean 'exact'?"
+    assert message(ConfigError, lambda: factor_rule(solver="colt")) == "solver is 'colt'. Did you mean 'cold'?"
     assert message(ConfigError, lambda: factor_rule(on="gradients")) == (
         "on is 'gradients'; factor analysis is on weights or on updates"
     )
@@ -219,7 +219,7 @@ def test_a_rule_says_which_sums_it_needs() -> None:
     )
 
 
-# --- the fast solver, and its memory ---------------------------------------------------------------------------------
+# --- the warm solver, and its memory ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -243,12 +243,12 @@ def step(corr: Matrix, nu: Matrix, factors: int) -> Matrix:
     return result
 
 
-def test_the_fast_solver_goes_on_where_the_last_round_ended(recorded: list[Moments]) -> None:
-    fast, exact = decisions(recorded, "fast"), decisions(recorded, "exact")
-    assert torch.equal(fast[0].values, exact[0].values)
-    assert fast[0].notes == exact[0].notes
-    nu = fast[0].values.numpy()
-    for total, made in zip(recorded[1:], fast[1:], strict=True):
+def test_the_warm_solver_goes_on_where_the_last_round_ended(recorded: list[Moments]) -> None:
+    warm, cold = decisions(recorded, "warm"), decisions(recorded, "cold")
+    assert torch.equal(warm[0].values, cold[0].values)
+    assert warm[0].notes == cold[0].notes
+    nu = warm[0].values.numpy()
+    for total, made in zip(recorded[1:], warm[1:], strict=True):
         assert 1 <= made.notes["iterations"] <= 5
         assert made.notes["stopped"] in ("settled", "iterations")
         for _ in range(made.notes["iterations"]):
@@ -256,25 +256,25 @@ def test_the_fast_solver_goes_on_where_the_last_round_ended(recorded: list[Momen
         assert np.abs(made.values.numpy() - nu).max() < 1e-9
 
 
-def test_the_exact_solver_is_factor_analysis_begun_anew(recorded: list[Moments]) -> None:
-    for total, made in zip(recorded, decisions(recorded, "exact"), strict=True):
+def test_the_cold_solver_is_factor_analysis_begun_anew(recorded: list[Moments]) -> None:
+    for total, made in zip(recorded, decisions(recorded, "cold"), strict=True):
         assert torch.equal(made.values, factor_analysis(total.correlation(), kappa=0.85).communality)
         assert made.memory == {}
 
 
-def test_with_the_fast_solver_fewer_elements_change_sides(recorded: list[Moments]) -> None:
+def test_with_the_warm_solver_fewer_elements_change_sides(recorded: list[Moments]) -> None:
     def kept(made: list[Scores]) -> float:
         masks = [HALF.cut(scores.values)[0] for scores in made]
         pairs = [a == b for one, next_ in itertools.pairwise(masks) for a, b in zip(one, next_, strict=True)]
         return sum(pairs) / len(pairs)
 
-    assert kept(decisions(recorded, "fast")) > 0.9 > kept(decisions(recorded, "exact"))
+    assert kept(decisions(recorded, "warm")) > 0.9 > kept(decisions(recorded, "cold"))
 
 
 def test_both_solvers_agree_on_recorded_moments_where_50_iterations_converge(recorded: list[Moments]) -> None:
     """At κ = .2 they do; at .85 they do not, and neither do the masks (module ``factor``)."""
-    fast, exact = decisions(recorded, "fast", kappa=0.2), decisions(recorded, "exact", kappa=0.2)
-    for one, other in zip(fast, exact, strict=True):
+    warm, cold = decisions(recorded, "warm", kappa=0.2), decisions(recorded, "cold", kappa=0.2)
+    for one, other in zip(warm, cold, strict=True):
         assert other.notes["stopped"] == "tolerance"
         pairs = zip(HALF.cut(one.values)[0], HALF.cut(other.values)[0], strict=True)
         assert sum(a != b for a, b in pairs) <= 2  # of 64: one that joins, one that leaves
@@ -287,13 +287,13 @@ def test_both_solvers_agree_where_the_iteration_has_a_limit_that_50_iterations_r
         [np.outer(draws.normal(size=900), strength) + draws.normal(size=(900, 6)) * np.sqrt(1 - strength**2)]
         for _ in range(6)
     ]
-    fast, exact = (factor_rule(kappa={"0": 0.4}, solver=solver) for solver in ("fast", "exact"))
+    warm, cold = (factor_rule(kappa={"0": 0.4}, solver=solver) for solver in ("warm", "cold"))
     memory: Mapping[str, torch.Tensor] = {}
     for number, blocks in enumerate(rounds):
-        total = total_of(fast, blocks)
-        made = fast.score(Asked("0", 6, total, seed=0, round=number, memory=memory))
+        total = total_of(warm, blocks)
+        made = warm.score(Asked("0", 6, total, seed=0, round=number, memory=memory))
         memory = made.memory
-        wanted = exact.score(Asked("0", 6, total, seed=0, round=number))
+        wanted = cold.score(Asked("0", 6, total, seed=0, round=number))
         assert HALF.cut(made.values)[0] == HALF.cut(wanted.values)[0] == (True, False, True, False, True, False)
 
 
@@ -308,7 +308,7 @@ def test_an_element_that_comes_back_to_life_is_scored_again() -> None:
     assert then.values[4] > 0.01
 
 
-@pytest.mark.parametrize("options", [{"solver": "exact"}, {"estimator": "leverage"}])
+@pytest.mark.parametrize("options", [{"solver": "cold"}, {"estimator": "leverage"}])
 def test_what_begins_anew_remembers_nothing(options: dict[str, Any]) -> None:
     rule = factor_rule(**options)
     assert rule.score(Asked("0", 6, total_of(rule, blocks_of(0)), seed=0, round=0)).memory == {}

@@ -38,15 +38,24 @@ def test_the_curves_are_those_of_the_runs(found: tuple[Finding, Path]) -> None:
 
 def test_bytes_of_the_paper_s_layers(found: tuple[Finding, Path]) -> None:
     rows = {row["data"]: row for row in pq.read_table(found[1] / "layers.parquet").to_pylist()}
-    # d × fan-in × 4, and (d(d+1)/2 + d + 1) × 4
-    assert (rows["CIFAR-10"]["weights"], rows["CIFAR-10"]["moments"]) == (512 * 512 * 9 * 4, 4 * (512 * 513 // 2 + 513))
-    assert rows["CIFAR-100"]["weights"] == 4096 * 4096 * 4
-    assert (rows["FEMNIST"]["weights"], rows["FEMNIST"]["moments"]) == (204_800, 8_580)
+    # d × fan-in, and d(d+1)/2 + d
+    assert (rows["CIFAR-10"]["weights"], rows["CIFAR-10"]["moments"]) == (512 * 512 * 9, 512 * 513 // 2 + 512)
+    assert rows["CIFAR-100"]["weights"] == 4096 * 4096
+    assert (rows["FEMNIST"]["weights_bytes"], rows["FEMNIST"]["moments_bytes"]) == (4 * 64 * 800, 8 * 2144)
     assert rows["Shakespeare"]["ratio"] > 1  # fan-in 256 < (512 + 3)/2: the moments are larger
-    assert "not for Shakespeare" in (found[1] / "page.md").read_text()
+    assert [data for data, row in rows.items() if row["ratio_bytes"] > 1] == ["CIFAR-100", "Shakespeare"]
+    text = (found[1] / "page.md").read_text()
+    assert "fewer values than the weights in 3 of 4 cases (not for Shakespeare" in text
+    assert "they are less in 2 of 4" in text
+
+
+def test_the_picture_of_bytes_shows_the_table(found: tuple[Finding, Path]) -> None:
+    rows = {row["data"]: row for row in pq.read_table(found[1] / "layers.parquet").to_pylist()}
     figure = found[0].figures["bytes"]()
     check_readable(figure)
-    assert heights(figure.axes[0]) == pytest.approx([r[k] / 1e6 for k in ("weights", "moments") for r in rows.values()])
+    assert heights(figure.axes[0]) == pytest.approx(
+        [row[key] / 1e6 for key in ("weights_bytes", "moments_bytes") for row in rows.values()]
+    )
 
 
 def test_bytes_of_the_runs_by_hand(found: tuple[Finding, Path]) -> None:
@@ -56,9 +65,11 @@ def test_bytes_of_the_runs_by_hand(found: tuple[Finding, Path]) -> None:
     ours = next(row for row in rows if row["method"] == "fedfac")
     model = (16 * 9 + 16) + (32 * 16 * 9 + 32) + (64 * 512 + 64) + (10 * 64 + 10)
     half = 32 * 512 + 32  # half of fc1 is personal
-    assert ours["shared"] == 4 * (model - half)
-    assert ours["moments"] == 4 * (1 + 64 + 64 * 65 / 2)
-    assert ours["relative"] == pytest.approx((ours["shared"] + ours["moments"]) / (4 * model))
+    assert ours["shared"] == model - half
+    assert ours["moments"] == 64 + 64 * 65 / 2
+    assert ours["relative"] == pytest.approx((ours["shared"] + ours["moments"]) / model)
+    assert (ours["up"], ours["down"]) == (8 * (ours["shared"] + ours["moments"]), 4 * model)
+    assert (fedavg["up"], fedavg["down"]) == (8 * model, 4 * model)
     assert ours["relative_layers"] == pytest.approx((model - 32) / model)  # everything but the personal biases
 
 
@@ -86,10 +97,14 @@ def test_the_words_follow_the_curves() -> None:
     assert [row["rough_fedavg"] for row in gaps] == [1, 1]
     assert gaps[1]["rough_fedfac"] == 0
     times: list[Row] = [{"method": "fedfac", "relative": 1.5, "paper": 1.84}]
-    sent: list[Row] = [{"method": "fedfac", "relative": 0.6, "relative_layers": 1.0}]
+    sent: list[Row] = [
+        {"method": "fedfac", "relative": 0.6, "relative_layers": 1.0, "up": 48e3, "down": 40e3},
+        {"method": "fedavg", "relative": 1.0, "relative_layers": 1.0, "up": 80e3, "down": 40e3},
+    ]
     page = cost.page(ASK, [0], gaps, times, sent, cost.paper_layers())
     assert "lower at the end at **1 of 2** levels" in page
     assert "The difference falls from the most heterogeneous level" in page
     assert "is -1.000 for IID clients" in page
     assert "smoother at 2 of 2 levels" in page
-    assert "sends 0.60 of what a FedAvg client sends" in page
+    assert "sends 0.60 of the values that a FedAvg client sends" in page
+    assert "48 kB up by client and round, and 80 kB for FedAvg" in page

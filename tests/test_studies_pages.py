@@ -9,8 +9,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from fedfac.studies import frame, simulation, theory
+from fedfac.studies import ablation, cost, fairness, frame, simulation, theory
 from fedfac.studies.frame import Ask, Finding, Row
+from fedfac.studies.training import Level
 
 DOCS = Path(__file__).parent.parent / "docs" / "studies"
 
@@ -33,7 +34,39 @@ def of_theory() -> Finding:
     return theory.present({key: found[key] for key in order}, theory.FULL, seeds)
 
 
-@pytest.mark.parametrize(("name", "made"), [("simulation", of_simulation), ("theory", of_theory)])
+def of_cost() -> Finding:
+    found = tables("cost")
+    order = ("curves", "convergence", "bytes", "layers", "times")
+    seeds = sorted({row["seed"] for row in found["curves"]})
+    text = cost.page(Ask(), seeds, *(found[key] for key in ("convergence", "times", "bytes", "layers")))
+    return Finding(tables={key: found[key] for key in order}, figures={}, page=text)
+
+
+def of_ablation() -> Finding:
+    found = tables("ablation")
+    seeds = sorted({row["seed"] for row in found["masked"]})
+    text = ablation.page(Ask(), seeds, found["masked"], found["splits"])
+    return Finding(tables={key: found[key] for key in ("masked", "splits")}, figures={}, page=text)
+
+
+def of_fairness() -> Finding:
+    found = tables("fairness")
+    seeds = sorted({row["seed"] for row in found["clients"]})
+    levels = [Level(title, {}) for title in dict.fromkeys(row["level"] for row in found["methods"])]
+    text = fairness.page(Ask(), seeds, levels, found["methods"])
+    return Finding(tables={key: found[key] for key in ("clients", "methods")}, figures={}, page=text)
+
+
+MADE = {
+    "simulation": of_simulation,
+    "theory": of_theory,
+    "cost": of_cost,
+    "ablation": of_ablation,
+    "fairness": of_fairness,
+}
+
+
+@pytest.mark.parametrize(("name", "made"), MADE.items())
 def test_the_page_is_made_of_the_tables_beside_it(name: str, made: Callable[[], Finding]) -> None:
     assert (DOCS / name / "page.md").read_text() == frame.page(name, made(), Ask())
 

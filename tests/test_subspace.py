@@ -123,7 +123,7 @@ def recorded() -> list[torch.Tensor]:
 def test_masks_are_those_of_an_eigh_in_every_iteration_on_recorded_moments(
     kappa: float, recorded: list[torch.Tensor], sizes: list[int]
 ) -> None:
-    """The exact route takes as many iterations from the same start: round by round, ν and the mask."""
+    """Without subspaces, as many iterations from the same start: round by round, ν and the mask."""
     assert len(recorded) == 12
     nu = factor_analysis(recorded[0], kappa=kappa).communality
     sizes.clear()

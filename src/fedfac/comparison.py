@@ -28,6 +28,7 @@ from fedfac.options import value_of
 from fedfac.preflight import json_like
 from fedfac.records import Record
 from fedfac.rounds import Session
+from fedfac.rules import with_new_names
 from fedfac.run import RunDirectory, atomic_write, check_same_run
 
 PLAN = "comparison.json"
@@ -397,7 +398,7 @@ def _keys(section: str, kind: type[Any]) -> list[str]:
 
 def _read_plan(out: Path) -> dict[str, Any]:
     try:
-        found = json.loads((out / PLAN).read_text())
+        found = with_new_names(json.loads((out / PLAN).read_text()))
         if not isinstance(found, dict) or not {"methods", "seeds", "vary", "time_rounds", "tables"} <= found.keys():
             raise ValueError("it is not a comparison")
     except (OSError, ValueError) as error:

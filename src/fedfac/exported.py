@@ -12,6 +12,7 @@ from fedfac import methods, models
 from fedfac.engine.store import MemoryStore
 from fedfac.errors import RunError
 from fedfac.result import Result
+from fedfac.rules import with_new_names
 from fedfac.split import Split
 from fedfac.state import check_same_tensors, from_bytes, references
 
@@ -31,7 +32,7 @@ def load(path: str | Path, model: nn.Module | None = None) -> Result:
     """
     path = Path(path)
     try:
-        config: dict[str, Any] = json.loads((path / CONFIG).read_text())
+        config: dict[str, Any] = with_new_names(json.loads((path / CONFIG).read_text()))
         state = from_bytes((path / WEIGHTS).read_bytes())
     except (OSError, ValueError) as error:
         raise RunError(f"{path} does not hold a whole model: {error}") from error

@@ -31,9 +31,12 @@ correlations are weak.)
   (``sides``): the iteration then goes on over rounds and follows one minimum, where a cold start picks another one
   every round. Elements change sides less often, accuracy rises (docs/digits.md), and it is a tenth of the work:
   38 ms a round instead of 518 for the two layers of ResNet-18 on an H200 (``benchmarks/factor.py`` has ratios).
-- So its masks are those of a cold start where 50 iterations converge, and others where they do not: on a run's recorded
-  moments (digits, 14 rounds) they agree on .99 of the elements at κ = .2 and .98 at .3, where cold starts converge; on
-  .93 at .4 and .94 at .5, .82 at .7, .74 at .85, where they do not.
+- So the masks of warm starts are those of cold ones where 50 iterations converge, and others where they do not: on
+  recorded moments (digits, 14 rounds) they agree on .99 of the elements at κ = .2 and .98 at .3, where cold starts
+  converge; on .93 at .4 and .94 at .5, .82 at .7, .74 at .85, where they do not.
+- Neither has the masks of the limit there: after twelve rounds on the digits, a cold start agrees with the iteration
+  run to its end on all elements up to κ = .5, on .91 at .6, .81 at .7 and .62 at .85; a warm one on all up to .3, .97
+  at .4 and .5, .91 at .6 and .7, .53 at .85, where .5 is chance (``tests/test_solvers.py`` has four of these).
 - With G ≈ ¾ d the leading subspace is not small, but the other one is: after a round's first iteration, an ``eigh``,
   the others follow it (:mod:`fedfac.subspace`). From the same start and after as many iterations the masks are those
   of an ``eigh`` in every iteration, on .99 of the elements or more (tested on a run's recorded moments).
@@ -136,7 +139,7 @@ def factor_analysis(
 
 
 class _Whole:
-    """The exact route: a whole ``eigh`` in every iteration, and the loadings of the last one."""
+    """A whole ``eigh`` in every iteration, and the loadings of the last one."""
 
     def __init__(self, factors: int) -> None:
         self.factors = factors

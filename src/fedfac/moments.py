@@ -40,7 +40,8 @@ class Moments:
         vectors = layer.vectors(state).double()
         if minus is not None:
             vectors = vectors - layer.vectors(minus).double()
-        return cls(vectors.shape[1], vectors.sum(1), vectors @ vectors.T)
+        products = vectors @ vectors.T  # its two halves may differ in the last bit, and one is enough
+        return cls(vectors.shape[1], vectors.sum(1), products.triu() + products.triu(1).T)
 
     def __add__(self, other: Moments) -> Moments:
         if self.total.shape != other.total.shape:

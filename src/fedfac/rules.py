@@ -23,8 +23,9 @@ from fedfac.split import CPU, Mask, Split
 
 BASES = ("weights", "updates")
 SMALL = 128  # elements up to which a GPU's eigh is mostly waiting: the CPU takes it
-SOLVERS = ("fast", "exact")
-WARM_ITERATIONS = 5  # of the fast solver in a round that can go on from an earlier one
+SOLVERS = ("warm", "cold")
+SOLVERS_BEFORE = {"fast": "warm", "exact": "cold"}  # what files of earlier versions call them
+WARM_ITERATIONS = 5  # of the warm solver in a round that can go on from an earlier one
 Memory = Mapping[str, Tensor]  # what a rule remembers from round to round
 
 
@@ -171,22 +172,22 @@ def decide(
 class FactorRule:
     """FedFac's rule: the communality of an element (paper 4.1). A dead element has ν = 0.
 
-    The ``fast`` solver goes on from the last round's ν for a few iterations, until the mask is settled; its
-    first decision is the ``exact`` one, which begins anew every round (why: :mod:`fedfac.factor`). Both run where
-    the moments are, small layers on the CPU.
+    The ``warm`` solver goes on from the last round's ν for a few iterations, until the mask is settled. The ``cold``
+    one begins anew every round and stops after ``MAX_ITERATIONS``, which is short of the limit where κ is high (how
+    far: :mod:`fedfac.factor`); so does the first decision of the warm one. Both run where the moments are, small
+    layers on the CPU.
     """
 
     tau: Mapping[str, Threshold]
     kappa: Mapping[str, float]
     estimator: str = "principal-axis"
     on: str = "weights"
-    solver: str = "fast"
+    solver: str = "warm"
     decay: float = 0.0  # weight of the sums of the round before; those of round t−k count decay^k
     measures: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.solver not in SOLVERS:
-            raise ConfigError(f"solver is {self.solver!r}. {did_you_mean(self.solver, SOLVERS)}")
+        check_solver(self.solver)
         for kappa in self.kappa.values():
             check_kappa(kappa)
         if self.estimator not in ESTIMATORS:
@@ -221,7 +222,7 @@ class FactorRule:
             "stopped": "closed form",
             "dead": int(dead.sum()),
         }
-        continues = self.solver == "fast" and self.estimator == "principal-axis"
+        continues = self.solver == "warm" and self.estimator == "principal-axis"
         before = own.get("communality") if continues else None
         if bool(alive.any()):
             found = factor_analysis(
@@ -284,6 +285,32 @@ class VarianceRule:
                 f"the variance rule needs the spread of layer {asked.layer!r}; it was given {asked.total!r}"
             )
         return Scores(1 - asked.total.variance().cpu())
+
+
+def check_solver(solver: str) -> None:
+    """Fail unless there is such a solver; a name of earlier versions is answered with today's."""
+    if now := SOLVERS_BEFORE.get(solver):
+        raise ConfigError(
+            f"solver is {solver!r}, which is called {now!r} now: 'warm' goes on from the last round's communalities, "
+            f"'cold' begins anew every round and is no more exact. Write solver={now!r}"
+        )
+    if solver not in SOLVERS:
+        raise ConfigError(f"solver is {solver!r}. {did_you_mean(solver, SOLVERS)}")
+
+
+def with_new_names(found: Any, *, depth: int = 4) -> Any:
+    """What a file of an earlier version says, with today's names of solvers; looks into tables within tables.
+
+    >>> with_new_names({"method": {"name": "fedfac", "solver": "exact"}})
+    {'method': {'name': 'fedfac', 'solver': 'cold'}}
+    """
+    if not isinstance(found, dict) or depth == 0:
+        return found
+    new = {key: with_new_names(value, depth=depth - 1) for key, value in found.items()}
+    for key in ("solver", "method.solver"):
+        if isinstance(name := new.get(key), str):
+            new[key] = SOLVERS_BEFORE.get(name, name)
+    return new
 
 
 def check_decay(decay: float) -> None:

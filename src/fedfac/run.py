@@ -30,6 +30,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from fedfac.errors import RunError
+from fedfac.rules import with_new_names
 from fedfac.split import Split, mask_of, mask_text
 from fedfac.state import State, digest, from_bytes, to_bytes
 
@@ -414,7 +415,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
             f"{path} was written in run format {found!r}; this version of fedfac reads format {FORMAT}. "
             f"Use the version that wrote it ({config.get('version', 'unknown') if isinstance(config, dict) else '?'})."
         )
-    return dict(config)
+    return dict(with_new_names(config))
 
 
 def _runs_in(path: Path) -> str:

@@ -263,7 +263,7 @@ class Split:
         return sum(n for name, n in sizes.items() if name not in self.personal_tensors) / sum(sizes.values())
 
     def shared_numel(self) -> int:
-        """How many numbers are shared: what a client sends in a round."""
+        """How many values are shared; a client sends them in a round, and what the rule measures."""
         return sum(
             int(self._masks_on(CPU)[name].sum()) if name in self.cut else torch.Size(shape).numel()
             for name, shape in self.shapes.items()

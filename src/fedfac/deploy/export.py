@@ -17,6 +17,7 @@ from fedfac.engine.flower.settings import Deployment, NodeConfig
 from fedfac.errors import RunError
 from fedfac.exported import CONFIG, FORMAT, WEIGHTS
 from fedfac.newcomers import trained_copy
+from fedfac.rules import with_new_names
 from fedfac.run import atomic_write
 from fedfac.split import mask_of
 from fedfac.state import references, to_bytes
@@ -31,7 +32,7 @@ def export(base: Path, out: Path, *, run: str | None = None, client: str | None 
         if found is None:
             raise RunError(f"{folder.path} has no model yet: it comes with the first evaluation of a run")
         about, server = found
-        deployment = Deployment.read(about["run"])
+        deployment = Deployment.read(with_new_names(about["run"]))
         template, plan = deployment.plan(deployment.model(tuple(about["shape"]), about["classes"]))
         masks = {layer: mask_of(text) for layer, text in about["masks"].items()}
         split = plan.split_in(about["round"], masks)

@@ -1,8 +1,11 @@
 """Methods with one global model, and none at all.
 
-- FedAvg (McMahan et al., AISTATS 2017): everything is shared, the server takes the n_k-weighted mean.
+- FedAvg (McMahan et al., AISTATS 2017): everything is shared, the server takes the n_k-weighted mean. The local
+  optimiser is the run's, Adam by default and anew in every round; in the paper it is SGD.
 - FedProx (Li et al., MLSys 2020): the local loss gets ½μ‖w − wᵗ‖², which holds clients near the global model wᵗ
-  that they received. It is added to the *mean* loss of a batch; normalisation statistics are not held.
+  that they received. It is added to the *mean* loss of a batch; normalisation statistics are not held. Under Adam, the
+  default, μ weighs distance against loss and does not scale a step. The paper draws clients with probability n_k/n and
+  takes a plain mean, and lets slow ones do less; here cohorts are uniform, means weighted, and all do the same epochs.
 - FedAvg+ and FedProx+ (paper 5.2): the same training; before a client predicts, a copy of the global model is
   fine-tuned on its data and thrown away afterwards. The paper does not say for how long: ``finetune_epochs``.
 - Local only: nothing is shared; the baseline that keeps everybody honest.

@@ -9,7 +9,9 @@ Client c models p(y|x) = Σ_m π_cm p_m(y|x). The components are shared, the mix
 
 The components start from distinct weights (a common start would keep them equal for ever): the first is the model as
 it was given, the others have their modules' ``reset_parameters`` called. With M = 1 this is FedAvg. We average over
-the cohort's Σ n_k, not over all clients.
+the cohort's Σ n_k; the authors' code averages over all clients, of which those that have not trained count with the old
+components, so that with sampling these move by the cohort's share only. Nor does it take an E step between aggregation
+and the evaluation of its training clients, and it takes one for a newcomer, where ours goes on until π stands still.
 """
 
 from __future__ import annotations

@@ -1,16 +1,23 @@
 """Methods that keep whole layers personal.
 
 - FedPer (Arivazhagan et al. 2019): the last layers are personal, all is trained jointly. The paper names no rule
-  for newcomers; ours trains the personal layers only.
+  for newcomers; ours trains the personal layers only. In the paper all clients train in every round, and each begins
+  with random personal layers of its own; here they begin with the common ones.
 - FedRep (Collins et al., ICML 2021): the same split; a client first fits its head with the body frozen, then the
   body with the head frozen. Frozen means *not stepped*: a zeroed gradient would still move under momentum and weight
-  decay, and a frozen normalisation keeps its statistics. Official CIFAR-10 runs: 10 head epochs and 1 body epoch.
+  decay, and a frozen normalisation keeps its statistics. Official CIFAR-10 runs: 10 head epochs and 1 body epoch
+  (here the run's local epochs and 1), SGD with momentum, and a last round in which all clients train (not here).
 - LG-FedAvg (Liang et al. 2020): the other way round, the *first* layers are personal and the last ones shared. A
-  newcomer gets the mean of all clients' outputs. The official code starts from a FedAvg checkpoint; to do so, give
-  ``fit`` a model with those weights.
-- FedBN (Li et al., ICLR 2021): normalisation layers are personal, parameters and statistics; found by module type.
+  newcomer gets the mean of the probabilities of all clients that have trained. The official code averages logits, of
+  all clients; its server's mean is not weighted, ours is by n_k; it starts from a FedAvg checkpoint (to do so, give
+  ``fit`` a model with those weights); and it keeps each client's best model on test data, which nothing here does.
+- FedBN (Li et al., ICLR 2021): normalisation layers are personal, parameters and statistics; found by module type. The
+  official code takes batch normalisation by its name, all clients in every round, and a mean without weights.
 - FedBABU (Oh et al., ICLR 2022): only the body is trained and shared; the head stays at its random start, and before
-  a client predicts, a copy is fine-tuned on its data.
+  a client predicts, a copy is fine-tuned on its data: here by the run's optimiser for its local epochs. The official
+  code's mean is not weighted.
+
+All of it: docs/deviations.md.
 """
 
 from __future__ import annotations

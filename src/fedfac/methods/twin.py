@@ -4,15 +4,23 @@ The two are one module with the parts ``shared`` and ``own``, so they train in t
 and are split like any other state.
 
 - Ditto (Li et al., ICML 2021): the global stream is FedAvg; own v minimises ℓ(v) + ½λ‖v − wᵗ‖², wᵗ as received.
+  Originally every client has a v from the start, both streams step by turns on the same batch (they do not depend on
+  each other), and the server's mean is not weighted.
 - APFL (Deng et al. 2020): a client predicts with v̄ = α·v + (1−α)·w, a mixture of *parameters*; v and α follow the
   gradient of ℓ(v̄). The original steps w, v and α in turn on every batch; here first w for the local epochs, then v
-  and α against it.
+  and α against it. α is always learned, on every batch, by the run's optimiser; the authors' code mixes outputs, keeps
+  α fixed unless asked, and then steps it once a round by plain gradient descent.
 - pFedMe (Dinh et al., NeurIPS 2020): θ minimises ℓ(θ) + ½λ‖θ − w‖², and w follows its Moreau envelope, whose gradient
   is λ(w − θ). The original takes several θ steps per batch between two w steps; here θ and w step together, by one
-  loss whose cross terms are cut. The server's β is ``eta_g``.
+  loss whose cross terms are cut. θ is kept between rounds; the authors' code starts it from w in every round, and
+  trains all clients, not only the cohort. The server's β is ``eta_g``.
+
+λ under Adam, the default: the term is part of the gradient that Adam normalises. For v and θ it weighs distance against
+loss. For pFedMe's w, whose gradient is λ(w − θ) and nothing else, λ cancels: it means what the paper says with
+``optimizer="sgd"`` only.
 
 A client that has never trained has no copy of its own yet: it predicts with the global model, and its own copy starts
-from there.
+from there. More: docs/deviations.md.
 """
 
 from __future__ import annotations
@@ -137,7 +145,10 @@ def apfl(*, mix: float = 0.5, personal_epochs: int | None = None, eta_g: float =
 
 
 def pfedme(*, lam: float = 15.0, eta_g: float = 1.0) -> Method:
-    """Own models θ, and a global one that follows their Moreau envelope."""
+    """Own models θ, and a global one that follows their Moreau envelope.
+
+    Under Adam λ does not say how far the global model goes; see the module.
+    """
     _not_negative("lam", lam)
 
     def objective(step: Step) -> Tensor:

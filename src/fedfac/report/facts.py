@@ -178,7 +178,6 @@ def _run(one: Shown, partitions: dict[str, Any], budget: int) -> dict[str, Any]:
     split = Split.from_json(config["split"])
     partition = _partition(folder, config, partitions)
     test: dict[str, Any] = next((r["test"] for r in reversed(records) if "test" in r), {})
-    splits = {number: split.with_masks(found) for number, found in masks.items()}
     return {
         "setting": one.cell.setting,
         "method": one.cell.method,
@@ -197,7 +196,7 @@ def _run(one: Shown, partitions: dict[str, Any], budget: int) -> dict[str, Any]:
         "skipped": sum("skipped" in r for r in records),
         "left_out": sum(len(r.get("left_out", {})) for r in records),
         "seconds": _seconds(folder),
-        "bytes": traffic(config, records, splits),
+        "bytes": traffic(config, records, masks),
     }
 
 

@@ -4,9 +4,10 @@
 methods alike. The paper: FedFac's falls faster, the more so the more heterogeneous the data is, and for nearly IID
 data the curves coincide.
 
-*Bytes.* What one client sends in a round, four bytes a number: the shared numbers, and for dynamic FedFac the moments
-of the layers in Λ, a symmetric d × d matrix packed, d sums and a count. Had the clients to send the layers themselves
-for the factor analysis, that would be d × fan-in numbers: what the moments protocol saves is counted for the paper's
+*Bytes.* What one client sends in a round: the shared values, and for dynamic FedFac the moments of the layers in Λ, d
+sums and a triangle of a symmetric d × d matrix. The network engine sends all of these in double precision, and the
+server's whole state down in its own (:mod:`fedfac.report.traffic`). Had the clients to send the layers themselves for
+the factor analysis, that would be d × fan-in values: what the moments protocol saves is counted for the paper's
 networks and layers. Times are measured, so this study's times (and only they) differ from one run to the next.
 """
 
@@ -22,6 +23,7 @@ import torch
 
 from fedfac import comparison, methods, models
 from fedfac.anatomy import Anatomy, Layer
+from fedfac.report.traffic import SENT_UP, moments_values
 from fedfac.result import Result
 from fedfac.studies import figures
 from fedfac.studies.frame import Ask, Finding, Row, markdown
@@ -41,7 +43,7 @@ PAPER_NETWORKS: tuple[tuple[str, str, tuple[int, ...], int, Mapping[str, Any], i
     ("FEMNIST", "femnist-cnn", (1, 28, 28), 62, {}, 2),
     ("Shakespeare", "char-lstm", (80,), 80, {}, 3),
 )
-BYTES = 4
+SINGLE = torch.float32.itemsize
 
 
 def study(ask: Ask) -> Finding:
@@ -78,46 +80,33 @@ def study(ask: Ask) -> Finding:
 
 
 def bytes_sent(result: Result) -> dict[str, float]:
-    """What a client sends, the mean of all rounds: shared numbers, moments, and both relative to the whole model."""
+    """What a client sends, the mean of all rounds, in values and in bytes; and the bytes of one request to it."""
     anatomy = Anatomy.of(result.template)
-    whole = BYTES * sum(t.numel() for t in result.server.values())
+    model = sum(t.numel() for t in result.server.values())
     masks = [mask for number, mask in result.masks.items() if number > 0]
-    shared = statistics.fmean(BYTES * result.split.with_masks(mask).shared_numel() for mask in masks)
+    shared = statistics.fmean(result.split.with_masks(mask).shared_numel() for mask in masks)
     decided = result.split.masks if result.plan is not None and result.plan.every_round else ()
-    moments = sum(moments_bytes(anatomy.layer(layer).elements) for layer in decided)
+    moments = sum(moments_values(anatomy.layer(layer).elements) for layer in decided)
     # had the layers to be sent whole, their personal rows would travel beside what is shared anyway
     personal = statistics.fmean(
-        sum(weights_bytes(anatomy.layer(layer), anatomy) * (1 - statistics.fmean(mask[layer])) for layer in decided)
+        sum(weights_values(anatomy.layer(layer), anatomy) * (1 - statistics.fmean(mask[layer])) for layer in decided)
         for mask in masks
     )
     return {
         "shared": shared,
         "moments": float(moments),
         "personal_rows": personal,
-        "model": float(whole),
-        "relative": (shared + moments) / whole,
-        "relative_layers": (shared + personal) / whole,
+        "model": float(model),
+        "relative": (shared + moments) / model,
+        "relative_layers": (shared + personal) / model,
+        "up": SENT_UP * (shared + moments),
+        "down": float(sum(t.numel() * t.element_size() for t in result.server.values())),
     }
 
 
-def moments_bytes(elements: int) -> int:
-    """n, Σz and the upper triangle of Σzzᵀ.
-
-    >>> moments_bytes(64)
-    8580
-    """
-    return BYTES * (1 + elements + elements * (elements + 1) // 2)
-
-
-def weights_bytes(layer: Layer, anatomy: Anatomy) -> int:
-    """The layer's input weights."""
-    numbers = 0
-    for rows in layer.weights:
-        size = 1
-        for extent in anatomy.shapes[rows.tensor]:
-            size *= extent
-        numbers += size
-    return BYTES * numbers
+def weights_values(layer: Layer, anatomy: Anatomy) -> int:
+    """The number of the layer's input weights."""
+    return sum(torch.Size(anatomy.shapes[rows.tensor]).numel() for rows in layer.weights)
 
 
 def paper_layers() -> list[Row]:
@@ -127,17 +116,20 @@ def paper_layers() -> list[Row]:
         with torch.device("meta"):  # shapes are all that is needed
             anatomy = Anatomy.of(models.build(name, shape=shape, classes=classes, seed=0, **options))
         layer = anatomy.layer(number)
-        weights, moments = weights_bytes(layer, anatomy), moments_bytes(layer.elements)
+        weights, moments = weights_values(layer, anatomy), moments_values(layer.elements)
         rows.append(
             {
                 "data": data,
                 "network": name,
                 "layer": f"{number} {layer.name}",
                 "elements": layer.elements,
-                "fan_in": weights // BYTES // layer.elements,
+                "fan_in": weights // layer.elements,
                 "weights": weights,
                 "moments": moments,
                 "ratio": moments / weights,
+                "weights_bytes": SINGLE * weights,
+                "moments_bytes": SENT_UP * moments,
+                "ratio_bytes": SENT_UP * moments / (SINGLE * weights),
             }
         )
     return rows
@@ -227,12 +219,15 @@ def draw_times(times: Sequence[Row]) -> Figure:
 def draw_bytes(layers: Sequence[Row]) -> Figure:
     """Weights against moments of the paper's layers, on a logarithmic axis."""
     figure, axes = figures.panel(width=6.2)
-    for i, (key, title) in enumerate((("weights", "the layer's weights"), ("moments", "their moments"))):
+    bars = (("weights_bytes", "the layer's weights, fp32"), ("moments_bytes", "their moments, fp64 as sent"))
+    for i, (key, title) in enumerate(bars):
         x = [place + (i - 0.5) * 0.38 for place in range(len(layers))]
         axes.bar(x, [row[key] / 1e6 for row in layers], 0.38, label=title, color=figures.COLOURS[i])
     for place, row in enumerate(layers):
-        axes.text(place + 0.19, row["moments"] / 1e6 * 1.15, f"× {row['ratio']:.2g}", ha="center", fontsize=8)
+        height = row["moments_bytes"] / 1e6 * 1.15
+        axes.text(place + 0.19, height, f"× {row['ratio_bytes']:.2g}", ha="center", fontsize=8)
     axes.set_yscale("log")
+    axes.set_ylim(None, 2 * max(max(row["weights_bytes"], row["moments_bytes"]) for row in layers) / 1e6)
     axes.set_axisbelow(True)
     axes.set_xticks(
         range(len(layers)), [f"{row['data']}\n{row['network']}, {row['layer']}" for row in layers], fontsize=7
@@ -242,6 +237,28 @@ def draw_bytes(layers: Sequence[Row]) -> Figure:
         axes, "the paper's network and layer", "MB that a client sends", "for the factor analysis of one layer"
     )
     return figure
+
+
+def bytes_text(sent: Sequence[Row], layers: Sequence[Row]) -> str:
+    """What was counted, in words: values first, then the bytes of the wire."""
+    ours, theirs = ([row for row in sent if row["method"] == method] for method in ("fedfac", "fedavg"))
+    relative, naive, up, down = (
+        statistics.fmean(row[key] for row in ours) for key in ("relative", "relative_layers", "up", "down")
+    )
+    up_fedavg = statistics.fmean(row["up"] for row in theirs)
+    more, heavier = ([row["data"] for row in layers if row[key] > 1] for key in ("ratio", "ratio_bytes"))
+    exceptions = f" (not for {', '.join(more)}: moments are fewer where the fan-in exceeds (d + 3)/2)" if more else ""
+    return (
+        f"In the runs above a FedFac client sends {relative:.2f} of the values that a FedAvg client sends, moments "
+        f"included; sending the layer itself instead of its moments would make that {naive:.2f}. On the wire that is "
+        f"{up / 1e3:.0f} kB up by client and round, and {up_fedavg / 1e3:.0f} kB for FedAvg, because sums are sent in "
+        f"double precision; down it is {down / 1e3:.0f} kB for either, the server's whole state in single precision, "
+        "for every training and once more for every evaluation.\n\n"
+        f"For the paper's layers the moments are fewer values than the weights in {len(layers) - len(more)} of "
+        f"{len(layers)} cases{exceptions}. In bytes, moments in double precision as they are sent against weights in "
+        f"single precision, they are less in {len(layers) - len(heavier)} of {len(layers)} (where the fan-in exceeds "
+        "d + 3). The paper counts no bytes."
+    )
 
 
 def page(
@@ -258,10 +275,7 @@ def page(
     falling = all(a >= b for a, b in itertools.pairwise(order))
     smoother = [row for row in gaps if row["rough_fedfac"] < row["rough_fedavg"]]
     ours = next(row for row in times if row["method"] == "fedfac")
-    fedfac = [row for row in sent if row["method"] == "fedfac"]
-    relative, naive = (statistics.fmean(row[key] for row in fedfac) for key in ("relative", "relative_layers"))
     iid = gaps[-1]
-    worse = [row for row in layers if row["ratio"] > 1]
     return "\n\n".join(
         [
             "# Convergence and cost",
@@ -309,23 +323,15 @@ def page(
                     "layer": "layer",
                     "elements": "elements",
                     "fan_in": "fan-in",
-                    "weights": "weights, bytes",
-                    "moments": "moments, bytes",
-                    "ratio": "moments / weights",
+                    "weights": "weights, values",
+                    "moments": "moments, values",
+                    "ratio": "ratio",
+                    "weights_bytes": "weights, bytes (fp32)",
+                    "moments_bytes": "moments, bytes (fp64, as sent)",
+                    "ratio_bytes": "ratio of bytes",
                 },
                 ".3g",
             ),
-            f"In the runs above a FedFac client sends {relative:.2f} of what a FedAvg client sends, moments "
-            f"included; sending "
-            f"the layer itself instead of its moments would make that {naive:.2f}. For the paper's layers the "
-            f"moments are smaller than "
-            f"the weights in {len(layers) - len(worse)} of {len(layers)} cases"
-            + (
-                f" (not for {', '.join(row['data'] for row in worse)}: moments are smaller where the fan-in exceeds "
-                f"(d + 3)/2). "
-                if worse
-                else ". "
-            )
-            + "The paper counts no bytes.",
+            bytes_text(sent, layers),
         ]
     )
