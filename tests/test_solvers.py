@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -155,7 +156,7 @@ def test_a_model_of_an_earlier_version_is_exported_and_loaded(tmp_path: Path) ->
 
 def test_a_comparison_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     tables = {"data": {"clients": 8}, "train": {"rounds": 1}, "method": {"solver": "cold"}}
-    asked = {"methods": ["fedavg", "fedfac"], "tables": tables, "seeds": [0]}
+    asked: dict[str, Any] = {"methods": ["fedavg", "fedfac"], "tables": tables, "seeds": [0]}
     planned = comparison.plan(tmp_path / "grid", **asked)
     path = tmp_path / "grid" / comparison.PLAN
     path.write_text(path.read_text().replace('"cold"', '"exact"'))

@@ -73,7 +73,8 @@ def _shared(split: Split, masks: Mapping[str, Mask], record: Mapping[str, Any]) 
     """How many values of the state the clients sent in a round."""
     sizes = {name: torch.Size(shape).numel() for name, shape in split.shapes.items()}
     if not masks:  # nothing is decided by element, or not yet: in a warm-up personal layers are shared, too
-        return round(record["shared_share"] * sum(sizes.values()))
+        share: float = record["shared_share"]
+        return round(share * sum(sizes.values()))
     now = split.with_masks(masks)
     return sum(_shared_of(now, name, size) for name, size in sizes.items())
 
