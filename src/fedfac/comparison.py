@@ -20,7 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from fedfac import evaluate, experiment, methods
+from fedfac.anatomy import Anatomy
 from fedfac.config import TYPED_SECTIONS, Config, merged
 from fedfac.errors import ConfigError, RunError, did_you_mean
 from fedfac.methods import check_name, options_of
@@ -153,13 +156,24 @@ def rounds_done(cell: Cell) -> int:
 
 def groups(comparison: Comparison) -> list[list[Cell]]:
     """The cells that are not finished; those that train alike, and have come equally far, train as one."""
-    found: dict[tuple[str, int, str, int], list[Cell]] = {}
+    found: list[tuple[Any, list[Cell]]] = []
+    models: dict[tuple[str, int], nn.Module] = {}  # of a setting and seed all cells have the same
     for cell in comparison.cells:
         done = rounds_done(cell)
-        if done < cell.config.train.rounds:
-            training = methods.build(cell.config.method_name, cell.config.method_options).training
-            found.setdefault((cell.setting, cell.seed, training, done), []).append(cell)
-    return list(found.values())
+        if done >= cell.config.train.rounds:
+            continue
+        key = (cell.setting, cell.seed)
+        if key not in models:
+            models[key] = experiment.build(cell.config)[0]
+        method = methods.build(cell.config.method_name, cell.config.method_options)
+        training = method.plan(Anatomy.of(method.wrapped(models[key]))).training
+        for (*where, known), cells in found:
+            if where == [*key, done] and known == training:
+                cells.append(cell)
+                break
+        else:
+            found.append(((*key, done, training), [cell]))
+    return [cells for _, cells in found]
 
 
 def train(
@@ -172,7 +186,7 @@ def train(
 ) -> dict[Path, str]:
     """Train every cell that is not finished. Returns what went wrong, by cell folder.
 
-    Methods that train alike are trained once (:attr:`fedfac.method.Method.training`), and take turns in one set of
+    Methods that train alike are trained once (equal :class:`fedfac.method.Training`), and take turns in one set of
     lanes: every one of them becomes the run that it would have become by itself, bit by bit. ``on_cells`` is told about
     every such group, and gives what is to be called with the records of its cells, the one that trains first.
     """

@@ -43,7 +43,7 @@ def build(config: Config, *, federation: Federation | None = None) -> tuple[nn.M
     options = dict(config.model)
     name = options.pop("name", None) or sources.default_model(config.data.name)
     model = models.build(name, shape=tuple(inputs.shape[1:]), classes=federation.classes or 1, seed=seed, **options)
-    method.plan(Anatomy.of(method.wrap(model) if method.wrap is not None else model))  # unknown layers fail here
+    method.plan(Anatomy.of(method.wrapped(model)))  # unknown layers fail here
     return model, federation, method
 
 
@@ -135,7 +135,7 @@ def load(
     if model is None:
         model, federation, method = build(config_of(path))
         loss = loss_of(federation.classes)
-    template = method.wrap(model) if method is not None and method.wrap is not None else model
+    template = model if method is None else method.wrapped(model)
     directory = RunDirectory.read(path)
     saved = directory.checkpoint()
     if saved is None:

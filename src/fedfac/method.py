@@ -284,7 +284,7 @@ class Switch(Protocol):
     """What can be added to any method: a function from Plan to Plan, as a frozen dataclass (``fedfac.switches``)."""
 
     name: ClassVar[str]
-    changes: ClassVar[Literal["training", "prediction", "training and prediction"]]
+    changes: ClassVar[str]
     paper: ClassVar[str]
 
     @property
@@ -358,9 +358,7 @@ class Method:
 Parameters = ParamSpec("Parameters")
 
 
-def with_switches(
-    builder: Callable[Parameters, Method], *switches: Switch, name: str
-) -> Callable[Parameters, Method]:
+def with_switches(builder: Callable[Parameters, Method], *switches: Switch, name: str) -> Callable[Parameters, Method]:
     """A builder of the same method with switches, under a name of its own; its parameters are those of ``builder``."""
 
     @wraps(builder)

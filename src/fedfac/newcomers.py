@@ -125,7 +125,7 @@ class Ensemble(nn.Module):
 
     def _states(self) -> Iterator[State]:
         for client in self.clients:
-            yield self._split.overlay(self._server, self._store.get(client), predicts=True)
+            yield self._split.overlay(self._server, self._store.get(client))
 
 
 def serve(

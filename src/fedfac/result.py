@@ -77,13 +77,10 @@ class Result:
         )
 
     def state(self, client: int | str) -> State:
-        """The client's tensors: shared ones from the server, personal ones as it last trained them.
-
-        (A copy of a shared tensor is pulled to the server's as far as the method says.)
-        """
+        """The client's tensors: shared ones from the server, personal ones as it last trained them."""
         number = self._index(client)
         own = self.store.get(number) if self.split.kept else None
-        return self.split.overlay(self.server, own, predicts=True)
+        return self.split.overlay(self.server, own)
 
     def adapt(
         self, train_data: ClientArrays | Dataset[Any] | ClientData, *, epochs: int | None = None, client: int = -1

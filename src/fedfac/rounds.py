@@ -251,7 +251,8 @@ class Session:
             raise ConfigError("a session goes on from another one of the same model, and before its own first round")
         self._take_over(other)
         self.next_round = other.next_round
-        if mine == theirs and self.plan.prediction.average == other.plan.prediction.average:  # with another memory the mean begins anew
+        same_memory = self.plan.prediction.average == other.plan.prediction.average
+        if mine == theirs and same_memory:  # with another memory the mean begins anew
             self.averaged = other.averaged
 
     def lend(self, others: Sequence[Session]) -> None:
@@ -379,8 +380,8 @@ class Session:
         return decision
 
     def _average(self, number: int) -> None:
-        if self.plan.prediction.average:
-            self.averaged = running_mean(self.averaged, self.server, weight_of_newest(self.plan.prediction.average, number))
+        if past := self.plan.prediction.average:
+            self.averaged = running_mean(self.averaged, self.server, weight_of_newest(past, number))
 
     def _repeat(self, number: int, record: Record, clock: Clock, like: Session) -> Decision | None:
         """What ``like`` has come to in this round, as if it had been done here; another rule is asked for itself."""

@@ -47,33 +47,28 @@ class Split:
     """Where every number of a state lives.
 
     ``shapes`` names every tensor. One in ``owners`` is decided by the mask of a layer (True = shared); one in
-    ``personal_tensors`` is wholly personal; every other one is wholly shared. Those in ``copies`` are shared, but each
-    client trains on from a copy of its own; before it predicts, its copy moves that share of the way to the server's.
-    ``anew``: what the masks call personal is trained by all as well, and a client has its own of it only while it
-    predicts, made anew from the server's (by a phase that trains ``PERSONAL``).
+    ``personal_tensors`` is wholly personal; every other one is wholly shared. ``anew``: what the masks call personal is
+    trained by all as well, and a client has its own of it only while it predicts, made anew from the server's (by a
+    phase that trains ``PERSONAL``).
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     personal_tensors: frozenset[str] = frozenset()
     owners: Mapping[str, tuple[str, Rows]] = field(default_factory=dict)
     masks: Mapping[str, Mask] = field(default_factory=dict)
-    copies: Mapping[str, float] = field(default_factory=dict)
     anew: bool = False
 
     def __post_init__(self) -> None:
-        unknown = (self.personal_tensors | self.owners.keys() | self.copies.keys()) - self.shapes.keys()
+        unknown = (self.personal_tensors | self.owners.keys()) - self.shapes.keys()
         if unknown:
             raise ConfigError(f"the split places tensors that the state does not have: {sorted(unknown)}")
         twice = self.personal_tensors & self.owners.keys()
         if twice:
             raise ConfigError(f"the split places tensors both as a whole and by element: {sorted(twice)}")
-        neither = self.copies.keys() & (self.personal_tensors | self.owners.keys())
-        if neither:
-            raise ConfigError(f"only shared tensors can have copies; these are not: {sorted(neither)}")
         named = {layer for layer, _ in self.owners.values()}
         if named != set(self.masks):
             raise ConfigError(f"the split has masks for {sorted(self.masks)}, its tensors name {sorted(named)}")
-        for name in ("shapes", "owners", "masks", "copies"):
+        for name in ("shapes", "owners", "masks"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     @classmethod
@@ -122,14 +117,14 @@ class Split:
 
     @property
     def kept(self) -> frozenset[str]:
-        """The tensors that a client keeps: every one that is not shared as a whole, and copies of some that are."""
-        return frozenset(self.personal_tensors).union(self.cut, self.copies)
+        """The tensors that a client keeps: every one that is not shared as a whole."""
+        return frozenset(self.personal_tensors).union(self.cut)
 
     @cached_property
     def own(self) -> frozenset[str]:
         """The tensors of which some numbers are a client's own: of those that are decided by element, not all are."""
         split = (name for name in self.owners if not all(self._sides(name)))
-        return frozenset(self.personal_tensors).union(self.copies, split)
+        return frozenset(self.personal_tensors).union(split)
 
     @cached_property
     def cut(self) -> frozenset[str]:
@@ -221,19 +216,17 @@ class Split:
                 state[name] = (personal if name in self.personal_tensors else shared)[name]
         return state
 
-    def overlay(self, server: State, own: Mapping[str, Tensor] | None, *, predicts: bool = False) -> State:
+    def overlay(self, server: State, own: Mapping[str, Tensor] | None) -> State:
         """A client's model: shared numbers from the server, personal ones from what the client kept.
 
         ``own`` holds whole tensors, as the client last trained them; a client that has none yet gets the
-        server's values (it starts from the common point). If it ``predicts``, its copies are pulled to the server's.
+        server's values (it starts from the common point).
         """
         if not own:
             return dict(server)
         state = dict(server)
         for name in self.kept & own.keys():
             mine = own[name].to(server[name].device)
-            if predicts and self.copies.get(name):
-                mine = torch.lerp(mine, server[name], self.copies[name])
             if name in self.owners:
                 state[name] = torch.where(self._masks_on(mine.device)[name], server[name], mine)
             else:
@@ -278,7 +271,6 @@ class Split:
                 "personal": sorted(self.personal_tensors),
                 "owners": {name: {"layer": layer, **asdict(rows)} for name, (layer, rows) in self.owners.items()},
                 "masks": {layer: mask_text(mask) for layer, mask in self.masks.items()},
-                "copies": dict(self.copies),
                 **({"anew": True} if self.anew else {}),
             }
         )
@@ -296,7 +288,6 @@ class Split:
             frozenset(data["personal"]),
             owners,
             {layer: mask_of(mask) for layer, mask in data["masks"].items()},
-            data["copies"],
             data.get("anew", False),
         )
 
@@ -306,7 +297,6 @@ class Split:
             self.personal_tensors,
             frozenset(self.owners.items()),
             frozenset(self.masks.items()),
-            frozenset(self.copies.items()),
             self.anew,
         )
 
@@ -327,8 +317,6 @@ class Split:
             lines.append("the others are trained by all, too: a client makes its own of them when it predicts")
         if self.personal_tensors:
             lines.append(f"personal: {', '.join(sorted(self.personal_tensors))}")
-        if self.copies:
-            lines.append(f"the server has the mean, each client its own: {', '.join(sorted(self.copies))}")
         whole = [name for name in self.shapes if name not in self.kept]
         lines.append(f"shared: {', '.join(whole) if whole else 'nothing as a whole'}")
         return "\n".join(lines)

@@ -88,12 +88,12 @@ def candidates(asked: Mapping[str, Any], anatomy: Anatomy, *, rounds: int, picke
 def _variants(name: str, warmup: int) -> list[dict[str, Any]]:
     """How a method of the short list is tried. The first two of FedFac+ train alike."""
     if name == "fedper":
-        return [{"warmup": warmup, "refresh_epochs": REFRESH_EPOCHS}]
+        return [{"warmup": warmup, "refresh": REFRESH_EPOCHS}]
     if name == "fedfac-plus":
         return [
-            {"tau": NO_SPLIT, "refresh": "head"},  # a head that is refreshed
+            {"tau": NO_SPLIT, "refresh_trains": "head"},  # a head that is refreshed
             {"layers": AUTO},  # as it comes: elements that are
-            {"layers": AUTO, "elements": "personal", "refresh": "head", "warmup": warmup},  # elements of one's own
+            {"layers": AUTO, "joint": False, "refresh_trains": "head", "warmup": warmup},  # elements of one's own
         ]
     return [{}]
 

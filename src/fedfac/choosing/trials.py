@@ -1,7 +1,7 @@
 """The trials: successive halving on validation samples, with clients, start and cohorts the same for all.
 
 *As it is.* A candidate trains as it would in the run: what it does on its server and to its loss is most of what it is
-worth, and shows within ten rounds. Candidates that train alike (:attr:`fedfac.method.Method.training`) train once, and
+worth, and shows within ten rounds. Candidates that train alike (equal :class:`fedfac.method.Training`) train once, and
 each is judged by its own predictions.
 
 *The trunk.* The first rounds only tell who learns fast, and what is personal had better start from something. So half
@@ -29,7 +29,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -37,9 +37,10 @@ from fedfac.anatomy import Anatomy
 from fedfac.choosing.candidates import Candidate
 from fedfac.choosing.choice import Choice, Trial
 from fedfac.errors import DataError, TrainingError
-from fedfac.method import PERSONAL, Method, Phase, Plan
+from fedfac.method import PERSONAL, Method, Phase, Plan, Server, Training
 from fedfac.rounds import Session
 from fedfac.seeds import stream
+from fedfac.switches.warmup import warmed_up
 
 TRUNK = 0.5  # of what a choice may cost
 CATCH_UP = 3  # rounds that a personal part is trained before it is judged
@@ -47,7 +48,7 @@ ALONE = (CATCH_UP, 10)  # the same where nothing is shared: as many as a client 
 FINALISTS = 5
 Start = Callable[[Method], Session]
 OnRound = Callable[[str, int, int, Mapping[str, Any]], None]  # candidate, cost so far and at most, record of the round
-FEDAVG = (Phase(),), 1.0, 0.0  # how it begins: see begins_as
+FEDAVG = (Phase(),), Server()  # how it begins: see begins_as
 Tally = Mapping[int, tuple[float, float]]  # by client: (sum of what counts over its samples, samples)
 
 
@@ -68,52 +69,60 @@ def shares_nothing(plan: Plan) -> bool:
     return plan.split.shared_share == 0 and plan.rule is None
 
 
-def warms_up(method: Method, plan: Plan) -> bool:
-    """Whether a method may share everything for a while: it has a warm-up, or does nothing else."""
-    return "warmup" in method.options or not (plan.rule is not None or plan.split.kept - plan.own)
-
-
-def begins_as(method: Method, plan: Plan) -> tuple[Any, ...] | None:
-    """What a method does while everything is shared; None for one that does not warm up.
+def begins_as(plan: Plan) -> tuple[Any, ...] | None:
+    """What a method does while everything is shared; None for one that cannot warm up, having several models.
 
     >>> from fedfac.methods import fedavg, fedper, fedprox
+    >>> from fedfac.switches import Proximal
     >>> anatomy = Anatomy.of(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)))
-    >>> alike, other, held = (begins_as(m, m.plan(anatomy)) for m in (fedavg(), fedper(), fedper(mu=1.0)))
-    >>> alike == other, other == held, held == begins_as(fedprox(mu=1.0), fedprox(mu=1.0).plan(anatomy))
+    >>> methods = fedavg(), fedper(), fedper() | Proximal(1.0), fedprox(mu=1.0)
+    >>> alike, other, held, prox = (begins_as(method.plan(anatomy)) for method in methods)
+    >>> alike == other, other == held, held == prox
     (True, False, True)
     """
-    if not warms_up(method, plan):
+    if plan.training.models > 1:
         return None
-    return plan.phases, method.server_rate, method.server_momentum
+    return plan.training.phases, plan.training.server
 
 
-def stand_in(method: Method, *, trunk: int, alone: int) -> Method:
+@dataclass(frozen=True)
+class OnTrial:
     """The method as it is tried: after the trunk, and with what a client keeps caught up before it is judged."""
 
-    def plan(anatomy: Any) -> Plan:
-        asked = method.plan(anatomy)
-        if shares_nothing(asked):
-            return replace(asked, refresh=(Phase(trains=PERSONAL),) * alone)
-        if not warms_up(method, asked):
-            return asked
-        tried = replace(asked, warmup=trunk, probe_all=False)
-        if not asked.split.kept - asked.own:
-            return tried
-        prepares = tuple(phase for phase in asked.refresh if phase.epochs == 0)
-        trains = [phase for phase in asked.refresh if phase.epochs != 0] or [Phase(trains=PERSONAL)]
-        return replace(tried, refresh=(*prepares, *(replace(trains[-1], epochs=None),) * CATCH_UP))
+    trunk: int
+    alone: int
+    name: ClassVar[str] = "on_trial"
+    changes: ClassVar[str] = "training and prediction"
+    paper: ClassVar[str] = "ours"
+    wrap: ClassVar[None] = None
+    is_on: ClassVar[bool] = True
 
-    return replace(method, plan=plan)
+    def apply(self, plan: Plan, anatomy: Anatomy) -> Plan:
+        """The plan of the trial."""
+        if shares_nothing(plan):
+            return self._judged_by(plan, (Phase(trains=PERSONAL),) * self.alone)
+        if begins_as(plan) is None:
+            return plan
+        tried = warmed_up(plan, self.trunk)
+        if not plan.split.kept - plan.training.own:
+            return tried
+        refresh = plan.prediction.refresh
+        prepares = tuple(phase for phase in refresh if phase.epochs == 0)
+        trains = [phase for phase in refresh if phase.epochs != 0] or [Phase(trains=PERSONAL)]
+        return self._judged_by(tried, (*prepares, *(replace(trains[-1], epochs=None),) * CATCH_UP))
+
+    def _judged_by(self, plan: Plan, refresh: tuple[Phase, ...]) -> Plan:
+        return replace(plan, prediction=replace(plan.prediction, refresh=refresh))
 
 
 def planned(method: Method, model: nn.Module) -> Plan:
     """A method's plan for a model."""
-    return method.plan(Anatomy.of(model if method.wrap is None else method.wrap(model)))
+    return method.plan(Anatomy.of(method.wrapped(model)))
 
 
 def judging(plan: Plan, epochs: int) -> float:
     """What it costs to judge a cohort's worth of clients, in rounds."""
-    return sum(epochs if phase.epochs is None else phase.epochs for phase in plan.refresh) / epochs
+    return sum(epochs if phase.epochs is None else phase.epochs for phase in plan.prediction.refresh) / epochs
 
 
 def beginnings(methods: Sequence[Method], model: nn.Module) -> list[Any]:
@@ -121,7 +130,7 @@ def beginnings(methods: Sequence[Method], model: nn.Module) -> list[Any]:
     found: list[Any] = []
     for method in methods:
         plan = planned(method, model)
-        begins = begins_as(method, plan)
+        begins = begins_as(plan)
         if not shares_nothing(plan) and (begins is None or begins not in found):
             found.append(begins)
     return found
@@ -129,9 +138,12 @@ def beginnings(methods: Sequence[Method], model: nn.Module) -> list[Any]:
 
 def turns_cost(methods: Sequence[Method], model: nn.Module, *, epochs: int) -> int:
     """What one turn in every stage costs at most, in rounds."""
-    tried = [stand_in(method, trunk=1, alone=ALONE[0]) for method in methods]
+    tried = [method | OnTrial(trunk=1, alone=ALONE[0]) for method in methods]
     plans = [planned(method, model) for method in tried]
-    families = {method.training for method, plan in zip(tried, plans, strict=True) if not shares_nothing(plan)}
+    families: list[Training] = []
+    for plan in plans:
+        if not shares_nothing(plan) and plan.training not in families:
+            families.append(plan.training)
     judged = sorted((judging(plan, epochs) for plan in plans), reverse=True)
     return math.ceil(sum(min(size, len(families)) + sum(judged[:size]) for size in sizes(len(methods))))
 
@@ -260,11 +272,11 @@ class Trials:
         """A candidate at the end of its trunk, which is grown if nobody has begun like that yet."""
         visits = round(self.trunk_rounds * self.trunk.cohort / len(self.trunk.participants))
         alone = max(ALONE[0], min(ALONE[1], visits))
-        tried = stand_in(candidate.method, trunk=self.trunk_rounds, alone=alone)
+        tried = candidate.method | OnTrial(trunk=self.trunk_rounds, alone=alone)
         opened = self._open.enter_context(ExitStack())
         session = opened.enter_context(self._start(tried))
         entrant = _Entrant(candidate, session, opened, place)
-        begins = begins_as(tried, session.plan)
+        begins = begins_as(session.plan)
         if begins is not None and not shares_nothing(session.plan):
             for known, trunk in self._trunks:
                 if known == begins:
@@ -373,10 +385,18 @@ class Trials:
 
 def _families(entrants: Sequence[_Entrant]) -> list[list[_Entrant]]:
     """The candidates by what they train; those that have come equally far."""
-    found: dict[tuple[str, int], list[_Entrant]] = {}
+    found: list[list[_Entrant]] = []
     for entrant in entrants:
-        found.setdefault((entrant.candidate.method.training, entrant.rounds), []).append(entrant)
-    return list(found.values())
+        alike = [
+            family
+            for family in found
+            if family[0].session.plan.training == entrant.session.plan.training and family[0].rounds == entrant.rounds
+        ]
+        if alike:
+            alike[0].append(entrant)
+        else:
+            found.append([entrant])
+    return found
 
 
 def _personal(row: Trial) -> str:

@@ -37,7 +37,7 @@ def export(base: Path, out: Path, *, run: str | None = None, client: str | None 
         masks = {layer: mask_of(text) for layer, text in about["masks"].items()}
         split = plan.split_in(about["round"], masks)
         own = own_state(folder, split, about["last"], plan, begins_anew=False)
-        state = split.overlay(server, own, predicts=True)
+        state = split.overlay(server, own)
     if plan.prediction.refresh:  # a method that fine-tunes before it predicts
         node = NodeConfig.read(about["node"], 0)
         data, _ = node_data.load(deployment, node, client=about["client"])

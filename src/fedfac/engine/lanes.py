@@ -246,7 +246,7 @@ class LaneEngine:
             jobs = []
             for client in group:
                 own = self.store.get(client) if split.kept else None
-                start = split.overlay(server, own, predicts=True) if own else server
+                start = split.overlay(server, own) if own else server
                 jobs.append(stacked.Client(client, self.federation.client(client), start))
             return jobs
 

@@ -7,7 +7,8 @@
   default, μ weighs distance against loss and does not scale a step. The paper draws clients with probability n_k/n and
   takes a plain mean, and lets slow ones do less; here cohorts are uniform, means weighted, and all do the same epochs.
 - FedAvg+ and FedProx+ (paper 5.2): the same training; before a client predicts, a copy of the global model is
-  fine-tuned on its data and thrown away afterwards. The paper does not say for how long: here the run's local epochs (``refresh``).
+  fine-tuned on its data and thrown away afterwards. The paper does not say for how long: here for the run's local
+  epochs (``refresh``).
 - Local only: nothing is shared; the baseline that keeps everybody honest.
 """
 

@@ -57,7 +57,7 @@ PLUS = (
 )
 
 
-def fedfac(  # noqa: PLR0913 (the parameters of the paper, and its open readings)
+def fedfac(
     *,
     layers: Sequence[LayerKey] = LAST_HIDDEN,
     tau: Tau = "50%",
@@ -168,9 +168,7 @@ def variance_split(
     )
 
 
-def all_personal(
-    *, layers: Sequence[LayerKey] = LAST_HIDDEN, norm: str = "follow", head: str = "shared"
-) -> Method:
+def all_personal(*, layers: Sequence[LayerKey] = LAST_HIDDEN, norm: str = "follow", head: str = "shared") -> Method:
     """The layers in Λ are wholly personal: FedFac with τ = inf, without its factor analysis."""
     _check_placement(layers, norm, head)
 

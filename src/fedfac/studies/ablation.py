@@ -105,12 +105,13 @@ def masked_every_round(ask: Ask, asked: Config, group: str, fresh: State) -> Res
             state = references(begin.model)
             copy_into(state, replaced(state, chosen, fresh))
 
-    def plan(anatomy: Anatomy) -> Plan:
-        made = method.plan(anatomy)
-        return replace(made, phases=tuple(replace(phase, before=mask) for phase in made.phases))
+    def base(anatomy: Anatomy) -> Plan:
+        made = method.base(anatomy)
+        phases = tuple(replace(phase, before=mask) for phase in made.training.phases)
+        return replace(made, training=replace(made.training, phases=phases))
 
     method = methods.build(asked.method_name, asked.method_options)
-    session = experiment.session(asked, method=replace(method, plan=plan), lanes=ask.lanes, device=ask.device)
+    session = experiment.session(asked, method=replace(method, base=base), lanes=ask.lanes, device=ask.device)
     running.append(session)
     return session.drive()
 

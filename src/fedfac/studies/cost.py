@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedfac import comparison, methods, models
+from fedfac import comparison, models
 from fedfac.anatomy import Anatomy, Layer
 from fedfac.report.traffic import SENT_UP, moments_values
 from fedfac.result import Result
@@ -85,7 +85,8 @@ def bytes_sent(result: Result) -> dict[str, float]:
     model = sum(t.numel() for t in result.server.values())
     masks = [mask for number, mask in result.masks.items() if number > 0]
     shared = statistics.fmean(result.split.with_masks(mask).shared_numel() for mask in masks)
-    decided = result.split.masks if result.plan is not None and result.plan.deciding is not None and result.plan.deciding.every_round else ()
+    deciding = None if result.plan is None else result.plan.deciding
+    decided = result.split.masks if deciding is not None and deciding.every_round else ()
     moments = sum(moments_values(anatomy.layer(layer).elements) for layer in decided)
     # had the layers to be sent whole, their personal rows would travel beside what is shared anyway
     personal = statistics.fmean(
@@ -137,10 +138,8 @@ def paper_layers() -> list[Row]:
 
 def taken(ask: Ask, level: Level) -> list[Row]:
     """The time of a round of every method over FedAvg's, the methods taking turns."""
-    configs = {
-        name: config(ask, level, {"name": name, **({"mu": 0.1} if "mu" in methods.options_of(name) else {})}, ask.seed)
-        for name in TIMED
-    }
+    options = {"fedprox": {"mu": 0.1}}
+    configs = {name: config(ask, level, {"name": name, **options.get(name, {})}, ask.seed) for name in TIMED}
     seconds = comparison.seconds_a_round(configs, 2 if ask.quick else 9, lanes=ask.lanes, device=ask.device)
     return [
         {"method": name, "relative": value / seconds["fedavg"], "paper": PAPER_TIMES.get(name)}

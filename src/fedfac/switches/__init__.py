@@ -1,8 +1,8 @@
 """Switches: what can be added to any method, a file for each.
 
-A switch is a frozen dataclass that turns a Plan into another one. ``fedper() | Warmup(10) | Refresh(3)`` is a method with
-two of them. They apply in the order of ``SWITCHES``, however they were written. On the command line and in files the
-first parameter of a switch goes by the name of the switch, the others by ``switch_parameter``:
+A switch is a frozen dataclass that turns a Plan into another one. ``fedper() | Warmup(10) | Refresh(3)`` is a method
+with two of them. They apply in the order of ``SWITCHES``, however they were written. On the command line and in files
+the first parameter of a switch goes by the name of the switch, the others by ``switch_parameter``:
 ``fedper:warmup=10:refresh=3:refresh_shrinkage=0.5``. A parameter at its value for *off* takes the switch away.
 """
 
@@ -65,7 +65,7 @@ def options_of(switch: Switch) -> dict[str, Any]:
 
 def parameters() -> dict[str, inspect.Parameter]:
     """Every option of every switch, with its default."""
-    found = {}
+    found: dict[str, inspect.Parameter] = {}
     for kind in SWITCHES.values():
         known = inspect.signature(kind).parameters
         found |= {option: known[name] for option, name in option_names(kind).items()}

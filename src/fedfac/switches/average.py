@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError
@@ -19,15 +19,13 @@ class Average:
 
     weight: float = 0.9
     name: ClassVar[str] = "average"
-    changes: ClassVar[Literal["prediction"]] = "prediction"
+    changes: ClassVar[str] = "prediction"
     paper: ClassVar[str] = "Polyak and Juditsky 1992, over rounds"
     wrap: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight < 1:
-            raise ConfigError(
-                f"average is {self.weight}; the weight of the past is a number from 0 (off) to below 1"
-            )
+            raise ConfigError(f"average is {self.weight}; the weight of the past is a number from 0 (off) to below 1")
 
     @property
     def is_on(self) -> bool:

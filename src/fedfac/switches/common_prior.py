@@ -41,9 +41,7 @@ def applied(plan: Plan, anatomy: Anatomy, strength: float) -> Plan:
 
     def left_out(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
         honest = _LeftOut(strength)
-        return tuple(
-            replace(p, objective=honest, stacks=True) if p.objective is supervised else p for p in phases
-        )
+        return tuple(replace(p, objective=honest, stacks=True) if p.objective is supervised else p for p in phases)
 
     prediction = replace(
         plan.prediction,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError
@@ -22,7 +22,7 @@ class Joint:
 
     on: bool = True
     name: ClassVar[str] = "joint"
-    changes: ClassVar[Literal["training and prediction"]] = "training and prediction"
+    changes: ClassVar[str] = "training and prediction"
     paper: ClassVar[str] = "ours (FedFac+)"
     wrap: ClassVar[None] = None
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ class Prior:
     strength: float = 1.0
     smoothing: str = "fixed"
     name: ClassVar[str] = "prior"
-    changes: ClassVar[Literal["training and prediction"]] = "training and prediction"
+    changes: ClassVar[str] = "training and prediction"
     paper: ClassVar[str] = "balanced softmax: Ren et al., NeurIPS 2020"
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +52,7 @@ class Proximal:
 
     mu: float | None = None
     name: ClassVar[str] = "proximal"
-    changes: ClassVar[Literal["training"]] = "training"
+    changes: ClassVar[str] = "training"
     paper: ClassVar[str] = "FedProx: Li et al., MLSys 2020"
     wrap: ClassVar[None] = None
 
@@ -72,9 +72,7 @@ class Proximal:
         """Every phase of the training with the term."""
         mu = self.mu if self.mu is not None else 0 if anatomy.norms else NEAR
         phases = tuple(_held(phase, mu) if mu and phase.epochs != 0 else phase for phase in plan.training.phases)
-        return replace(
-            plan, training=replace(plan.training, phases=phases), resolved={**plan.resolved, "proximal": mu}
-        )
+        return replace(plan, training=replace(plan.training, phases=phases), resolved={**plan.resolved, "proximal": mu})
 
 
 def _held(phase: Phase, mu: float) -> Phase:

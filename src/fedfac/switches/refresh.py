@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError, did_you_mean
@@ -32,7 +32,7 @@ class Refresh:
     trains: str = "personal"
     shrinkage: float = 0.0
     name: ClassVar[str] = "refresh"
-    changes: ClassVar[Literal["prediction"]] = "prediction"
+    changes: ClassVar[str] = "prediction"
     paper: ClassVar[str] = "McMahan et al. 2017, fine-tuned; ours for elements"
     wrap: ClassVar[None] = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError
@@ -16,7 +16,7 @@ class ServerMomentum:
 
     momentum: float = 0.5
     name: ClassVar[str] = "server_momentum"
-    changes: ClassVar[Literal["training"]] = "training"
+    changes: ClassVar[str] = "training"
     paper: ClassVar[str] = "FedAvgM: Hsu et al. 2019"
     wrap: ClassVar[None] = None
 
@@ -43,7 +43,7 @@ class ServerRate:
 
     rate: float = 1.0
     name: ClassVar[str] = "server_rate"
-    changes: ClassVar[Literal["training"]] = "training"
+    changes: ClassVar[str] = "training"
     paper: ClassVar[str] = "the paper's η_g; pFedMe's β"
     wrap: ClassVar[None] = None
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
@@ -33,7 +33,7 @@ class Statistics:
 
     share: float = 0.5
     name: ClassVar[str] = "statistics"
-    changes: ClassVar[Literal["prediction"]] = "prediction"
+    changes: ClassVar[str] = "prediction"
     paper: ClassVar[str] = "Schneider et al., NeurIPS 2020"
     wrap: ClassVar[None] = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError
@@ -18,7 +18,7 @@ class Decay:
 
     weight: float = 0.9
     name: ClassVar[str] = "decay"
-    changes: ClassVar[Literal["training and prediction"]] = "training and prediction"
+    changes: ClassVar[str] = "training and prediction"
     paper: ClassVar[str] = "ours"
     wrap: ClassVar[None] = None
 
@@ -47,7 +47,7 @@ class Hysteresis:
 
     margin: float = 0.1
     name: ClassVar[str] = "hysteresis"
-    changes: ClassVar[Literal["training and prediction"]] = "training and prediction"
+    changes: ClassVar[str] = "training and prediction"
     paper: ClassVar[str] = "ours"
     wrap: ClassVar[None] = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError
@@ -19,7 +19,7 @@ class Warmup:
 
     rounds: int = 10
     name: ClassVar[str] = "warmup"
-    changes: ClassVar[Literal["training and prediction"]] = "training and prediction"
+    changes: ClassVar[str] = "training and prediction"
     paper: ClassVar[str] = "as in FedBABU's and FedRep's official runs; ours for elements"
     wrap: ClassVar[None] = None
 
@@ -33,21 +33,25 @@ class Warmup:
 
     def apply(self, plan: Plan, anatomy: Anatomy) -> Plan:
         """Everything is shared at first; what comes before the first round cannot be asked for as well."""
-        training, prediction = plan.training, plan.prediction
+        training = plan.training
         if not (training.split.kept or plan.by_element):
             raise ConfigError("warmup: this method shares everything in every round; a warm-up would change nothing")
         if training.models > 1:
             raise ConfigError("warmup: this method trains several models for each client, which share what they share")
-        if training.split.kept:
-            training = replace(training, warmup=self.rounds)
-        if plan.deciding is not None:
-            if plan.deciding.probe_all:
-                raise ConfigError(
-                    "probe_all looks at all clients before the first round; with a warm-up there is no such look"
-                )
-            later = replace(plan.deciding, after=self.rounds)
-            if training.deciding is not None:
-                training = replace(training, deciding=later)
-            else:
-                prediction = replace(prediction, deciding=later)
-        return replace(plan, training=training, prediction=prediction)
+        if plan.deciding is not None and plan.deciding.probe_all:
+            raise ConfigError(
+                "probe_all looks at all clients before the first round; with a warm-up there is no such look"
+            )
+        return warmed_up(plan, self.rounds)
+
+
+def warmed_up(plan: Plan, rounds: int) -> Plan:
+    """The plan with rounds that share everything before the split and the first decision."""
+    training, prediction = plan.training, plan.prediction
+    if training.split.kept - training.own:
+        training = replace(training, warmup=rounds)
+    if training.deciding is not None:
+        training = replace(training, deciding=replace(training.deciding, after=rounds, probe_all=False))
+    elif prediction.deciding is not None:
+        prediction = replace(prediction, deciding=replace(prediction.deciding, after=rounds, probe_all=False))
+    return replace(plan, training=training, prediction=prediction)

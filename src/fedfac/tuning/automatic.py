@@ -29,7 +29,7 @@ from fedfac.anatomy import Anatomy, Layer
 from fedfac.config import Config
 from fedfac.data.federation import Federation
 from fedfac.errors import ConfigError
-from fedfac.method import Method, Plan
+from fedfac.method import Deciding, Method, Plan, Training
 from fedfac.moments import Spread
 from fedfac.options import layer_keys
 from fedfac.rules import Asked, Scores, Threshold
@@ -74,12 +74,13 @@ class UpdateRule:
 def probe() -> Method:
     """FedAvg that measures every hidden layer."""
 
-    def plan(anatomy: Anatomy) -> Plan:
+    def base(anatomy: Anatomy) -> Plan:
         hidden = anatomy.numbered[:-1]
         rule = UpdateRule({layer.name: Threshold(value=0.0) for layer in hidden})
-        return Plan(split=Split.of(anatomy, layers=hidden), rule=rule, every_round=True)
+        deciding = Deciding(rule=rule, every_round=True)
+        return Plan(training=Training(split=Split.of(anatomy, layers=hidden), deciding=deciding))
 
-    return Method(name="probe", plan=plan)
+    return Method(name="probe", base=base)
 
 
 def choose(
