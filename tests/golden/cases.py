@@ -133,8 +133,8 @@ OPTIONS = {
     "fedfac / refreshed elements": "fedfac:elements=refreshed:refresh_epochs=1",
     "fedfac / warm-up": "fedfac:warmup=1",
     "fedfac / decay": "fedfac:decay=0.5",
-    "fedfac / hysteresis": "fedfac:hysteresis=0.2",
-    "fedfac / absolute threshold with hysteresis": "fedfac:tau=0.6:hysteresis=0.1",
+    "fedfac / hysteresis": "fedfac:layers=1+2:on=updates:hysteresis=0.2",
+    "fedfac / absolute threshold with hysteresis": "fedfac:layers=1+2:tau=0.9:hysteresis=0.1",
     "fedfac / refresh": "fedfac:refresh_epochs=2",
     "fedfac / refresh and head": "fedfac:refresh_epochs=1:refresh=head",
     "fedfac / refresh of all": "fedfac:refresh_epochs=1:refresh=all:refresh_lr=0.5:shrinkage=0.25",
@@ -160,6 +160,7 @@ OPTIONS = {
     "random split, redrawn / norm": "random-redrawn:layers=1+2:norm=shared",
     "all personal / switches": "all-personal:norm=shared:head=personal:warmup=1:refresh_epochs=1:prior=1:eta_g=0.9",
     "variance split / switches": "variance:tau=25%:warmup=1:hysteresis=0.2:refresh_epochs=1:eta_g=0.9",
+    "all personal / two layers": "all-personal:layers=1+2",
     "variance split / static": "variance:schedule=static:layers=1+2:norm=personal:head=personal",
 }
 
@@ -184,6 +185,9 @@ WITH_NEWCOMERS = ("fedavg, fine-tuned", "fedper", "lg-fedavg", "fedem", "apfl", 
 SPELLED: dict[str, Case] = {
     "given split": Case(method="given", options={"masks": {"fc": "00111010", "lstm.l0": "010101"}}),
     "given split / norm shared": Case(method="given", options={"masks": {"fc": "00111010"}, "norm": "shared"}),
+    "variance split / hysteresis": Case(
+        method="variance", on=DIGITS, options={"hysteresis": 0.2}, settings={"stack": False}
+    ),
     "fedfac / by layer": Case(
         method="fedfac",
         options={"layers": [1, 2], "tau": {1: "25%", 2: "75%"}, "kappa": {1: 0.5, 2: 0.9}},

@@ -78,7 +78,7 @@ def write(path: Path, outcomes: Outcomes) -> None:
     beside, whole = _beside(path), f".{os.getpid()}.tmp"
     save_file(tensors, f"{beside}{whole}")
     Path(f"{beside}{whole}").replace(beside)
-    text = json.dumps({"format": FORMAT, "machine": machine(), "cases": cases}, indent=1)
+    text = json.dumps({"format": FORMAT, "machine": machine(), "cases": cases})
     Path(f"{path}{whole}").write_text(text + "\n")
     Path(f"{path}{whole}").replace(path)
 

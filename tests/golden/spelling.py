@@ -94,9 +94,7 @@ def _fit(case: Case, folder: Path, way: str | None) -> Outcome:
         **settings,
     )
     fedfac.fit(posed.model(), federation, method=chosen, out=folder / "run", resume=True, **settings)
-    loaded = fedfac.load(
-        folder / "run", posed.model(), method=chosen, federation=federation, loss=_loss(posed)
-    )
+    loaded = fedfac.load(folder / "run", posed.model(), method=chosen, federation=federation, loss=_loss(posed))
     return _outcome(loaded, posed)
 
 
