@@ -80,8 +80,10 @@ def train(pick: Pick) -> tuple[dict[str, Outcome], list[str]]:
     import spelling
     from cases import CASES
 
-    if not Path(spelling.fedfac.__file__).is_relative_to(ROOT):
-        raise GoldenError(f"fedfac was imported from {spelling.fedfac.__file__}, not from {ROOT}")
+    import fedfac
+
+    if not Path(str(fedfac.__file__)).is_relative_to(ROOT):
+        raise GoldenError(f"fedfac was imported from {fedfac.__file__}, not from {ROOT}")
     outcomes: dict[str, Outcome] = {}
     problems = []
     for name, case in CASES.items():
@@ -138,9 +140,7 @@ def baseline() -> Path:
         print(f"recording the baseline {commit[:12]}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
-            archive = _git("archive", commit, "src", "tests")
-            with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-                tar.extractall(root, filter="data")
+            check_out(commit, root)
             if not _is_in(commit):
                 shutil.copytree(HERE, root / "tests" / "golden", dirs_exist_ok=True)
             command = [sys.executable, str(root / "tests" / "golden" / "golden.py"), "write", str(path)]
@@ -148,6 +148,12 @@ def baseline() -> Path:
                 path.unlink(missing_ok=True)
                 raise GoldenError(f"the baseline {commit[:12]} could not be recorded: see above")
     return path
+
+
+def check_out(commit: str, folder: Path) -> None:
+    """The code and the tests of a commit, in a folder of their own."""
+    with tarfile.open(fileobj=io.BytesIO(_git("archive", commit, "src", "tests"))) as tar:
+        tar.extractall(folder, filter="data")
 
 
 def cached_baseline() -> Path:

@@ -30,8 +30,16 @@ from fedfac.state import references
 Record = dict[str, Any]
 LANES, RESUMED, ALONE = "two lanes", "resumed", "each by itself"  # ways that must come to the same
 
-SETTINGS = {"rounds": 3, "cohort": 4, "epochs": 1, "batch_size": 8, "lr": 0.01, "evaluate_every": 1, "device": "cpu"}
-TABLES = {
+SETTINGS: dict[str, Any] = {
+    "rounds": 3,
+    "cohort": 4,
+    "epochs": 1,
+    "batch_size": 8,
+    "lr": 0.01,
+    "evaluate_every": 1,
+    "device": "cpu",
+}
+TABLES: dict[str, Any] = {
     "data": {"name": "digits", "clients": 6, "alpha": 0.5, "validation_share": 0.2},
     "model": {"name": "mlp", "hidden": 12},
     "train": {"rounds": 3, "cohort": 4, "epochs": 1, "newcomers": 0.2, "evaluate_every": 1},
@@ -79,7 +87,7 @@ def method(spelled: str, options: Mapping[str, Any]) -> Method:
 def _fit(case: Case, folder: Path, way: str | None) -> Outcome:
     posed, chosen = problem(case.on), method(case.method, case.options)
     federation = _federation(posed)
-    settings = {**SETTINGS, "loss": _loss(posed), "lanes": 2 if way == LANES else 1, **case.settings}
+    settings: dict[str, Any] = {**SETTINGS, "loss": _loss(posed), "lanes": 2 if way == LANES else 1, **case.settings}
     if way != RESUMED:
         result = fedfac.fit(posed.model(), federation, method=chosen, **settings)
         return _outcome(result, posed)
