@@ -76,6 +76,7 @@ PLUS = "fedfac-plus:elements=personal"  # FedFac+ whose split layers are split i
 OPTIONS = {
     # global models
     "fedavg / averaged predictions": "fedavg:average=0.5",
+    "fedavg / averaged predictions, short memory": "fedavg:average=0.1",
     "fedavg / server momentum": "fedavg:server_momentum=0.5",
     "fedavg / server rate": "fedavg:eta_g=0.5",
     "fedavg, fine-tuned / epochs, rate, shrinkage": "fedavg+:finetune_epochs=2:finetune_lr=0.5:shrinkage=0.25",
@@ -147,6 +148,7 @@ OPTIONS = {
     "fedfac / static, all clients probed": "fedfac:schedule=static:probe_all=true",
     "fedfac / static, warm-up, decay": "fedfac-static:warmup=1:decay=0.5",
     "fedfac-plus / warm-up": "fedfac-plus:warmup=1",
+    "fedfac-plus / static": "fedfac-plus:schedule=static",
     "fedfac-plus / no threshold, head": "fedfac-plus:tau=0:refresh=head",
     "fedfac-plus / head copied": "fedfac-plus:head=copy",
     "fedfac-plus / without prior": "fedfac-plus:prior=0",
