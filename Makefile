@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-network check docs browser clean
+.PHONY: demo test test-network golden check docs browser clean
 
 demo: $(READY)
 	$(BIN)/fedfac demo
@@ -16,6 +16,10 @@ test: check
 # A SuperLink and SuperNodes as real processes on loopback: minutes, so apart from the other tests.
 test-network: $(READY)
 	$(BIN)/pytest tests/network -n 0 --timeout 600
+
+# What every method comes to, bit by bit, against the commit that tests/golden/BASELINE names: some three minutes.
+golden: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/golden/golden.py check
 
 # The fast part of the tests: style and types.
 check: $(READY)
