@@ -17,13 +17,15 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "golden"))
 
-from golden import GoldenError, baseline_commit, check_out  # noqa: E402
+from golden import baseline_commit, check_out  # noqa: E402
+from record import GoldenError  # noqa: E402
 
 from fedfac.bench import race  # noqa: E402
 from fedfac.commands.bench import machine  # noqa: E402
@@ -69,11 +71,16 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
         check_out(commit, Path(folder))
         races = []
         for job, name in pairs:
+            label = f"{job}, {name}"
             command = [job, name, arguments.device, arguments.data_dir]
             old, new = worker("old", Path(folder), command), worker("new", ROOT, command)
-            race.race([old, new], arguments.turns, arguments.warm_up, lambda turn, job=job: progress.step(job))
+            race.race([old, new], arguments.turns, arguments.warm_up, partial(_step, progress, label))
             races.append({"job": job, "contestant": name, **judged(old, new, arguments.allowed)})
     return {"machine": machine(arguments.device), "commit": commit, "allowed": arguments.allowed, "races": races}
+
+
+def _step(progress: Steps, label: str, turn: int) -> None:
+    progress.step(f"{label}: turn {turn}")
 
 
 def worker(name: str, root: Path, command: Sequence[str]) -> race.Runner:

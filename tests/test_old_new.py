@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import old_new  # noqa: E402
-from golden import GoldenError, check_out  # noqa: E402
+from golden import check_out  # noqa: E402
+from record import GoldenError  # noqa: E402
 
 
 def head(folder: Path) -> None:

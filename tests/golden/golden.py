@@ -61,7 +61,8 @@ def main(given: Sequence[str] | None = None) -> int:
             problems += compare(before, outcomes, changes(), whole=not (arguments.small or arguments.only))
     except GoldenError as error:
         problems = [f"error: {error}"]
-    print("\n".join(problems), file=sys.stderr)
+    for problem in problems:
+        print(problem, file=sys.stderr)
     return 1 if problems else 0
 
 
