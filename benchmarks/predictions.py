@@ -45,9 +45,9 @@ def main() -> None:
             progress(session.step())
         engine, plan = session.engine, session.plan
         assert isinstance(engine, LaneEngine)
-        prepares = tuple(phase for phase in plan.refresh if phase.epochs == 0)
+        prepares = tuple(phase for phase in plan.prediction.refresh if phase.epochs == 0)
         for row, trains in ways(session.template, arguments.what.split(","), arguments.at.split(",")):
-            engine.plan = replace(plan, refresh=(*prepares, *trains))
+            engine.plan = replace(plan, prediction=replace(plan.prediction, refresh=(*prepares, *trains)))
             server = session.shown if row["averaged"] else session.server
             scores = engine.evaluate(config.train.rounds, server, session.split, session.tested)
             for part, tested in scores.items():
@@ -66,8 +66,8 @@ def ways(
     for name, phase in phases.items():
         for pair in at:
             epochs, _, share = pair.partition(":")
-            tried = replace(phase, epochs=int(epochs), gentle=float(share or 1))
-            yield {"refresh": name, "epochs": tried.epochs, "rate": tried.gentle, "averaged": True}, (tried,)
+            tried = replace(phase, epochs=int(epochs), lr_scale=float(share or 1))
+            yield {"refresh": name, "epochs": tried.epochs, "rate": tried.lr_scale, "averaged": True}, (tried,)
 
 
 def _phase(name: str, model: nn.Module) -> Phase:

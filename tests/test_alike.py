@@ -9,31 +9,37 @@ import pytest
 from helpers import message
 
 from fedfac import comparison, experiment, methods
+from fedfac.anatomy import Anatomy
 from fedfac.comparison import Cell, Comparison
+from fedfac.conformance import small_model
 from fedfac.engine.lanes import LaneEngine
 from fedfac.errors import ConfigError
+from fedfac.method import Training
 from fedfac.run import RunDirectory
 from fedfac.state import same
 
 TRAIN = {"rounds": 4, "cohort": 3, "epochs": 1, "batch_size": 16, "newcomers": 0.2, "evaluate_every": 2}
 GROUPS = [
-    ["fedavg", "fedavg+:finetune_epochs=2", "fedavg+:finetune_epochs=1:average=0.5", "fedavg:average=0.9"],
-    ["fedavg:server_momentum=0.5", "fedavg+:finetune_epochs=1:server_momentum=0.5:average=0.9"],
-    ["fedprox:mu=0.1", "fedprox+:mu=0.1:finetune_epochs=1", "fedprox:mu=0.1:average=0.9"],
-    ["fedfac-plus:mu=0.1", "fedfac-plus:mu=0.1:tau=inf", "fedfac-plus:mu=0.1:tau=0:refresh=head"],
-    ["fedper:warmup=1", "fedper:warmup=1:refresh_epochs=1:average=0.5"],
-    ["fedrep:server_momentum=0.5", "fedrep:refresh_epochs=2:average=0.5:server_momentum=0.5"],
-    ["fedbabu:finetune_epochs=1", "fedbabu:finetune_epochs=1:finetune=head"],
-    ["fedfac", "fedfac:refresh_epochs=1:average=0.9"],
-    ["fedfac-static:refresh_epochs=1", "fedfac-static"],
+    ["fedavg", "fedavg+:refresh=2", "fedavg+:refresh=1:average=0.5", "fedavg:average=0.9"],
+    ["fedavg:server_momentum=0.5", "fedavg+:refresh=1:server_momentum=0.5:average=0.9"],
+    ["fedprox:mu=0.1", "fedprox+:mu=0.1:refresh=1", "fedprox:mu=0.1:average=0.9"],
     [
-        "fedfac-plus:warmup=1:head=copy:mu=0.01",
-        "fedfac-plus:warmup=1:head=copy:mu=0.01:pull=0",
-        "fedfac-plus:warmup=1:head=copy:mu=0.01:prior=0",
-        "fedfac-plus:warmup=1:head=copy:mu=0.01:average=0:refresh_epochs=0",
-        "fedfac:head=copy:warmup=1:elements=refreshed:decay=0.9:hysteresis=0.1:server_momentum=0.5:mu=0.01",
+        "fedfac-plus:proximal=0.1",
+        "fedfac-plus:proximal=0.1:tau=inf",
+        "fedfac-plus:proximal=0.1:tau=0:refresh_trains=head",
     ],
-    ["fedfac-plus:warmup=1", "fedfac-plus:warmup=1:refresh=head", "fedfac-plus:warmup=1:refresh_epochs=0"],
+    ["fedper:warmup=1", "fedper:warmup=1:refresh=1:average=0.5"],
+    ["fedrep:server_momentum=0.5", "fedrep:refresh=2:average=0.5:server_momentum=0.5"],
+    ["fedbabu:refresh=1", "fedbabu:refresh=1:refresh_trains=head"],
+    ["fedfac", "fedfac:refresh=1:average=0.9"],
+    ["fedfac-static:refresh=1", "fedfac-static"],
+    [
+        "fedfac-plus:warmup=1:head=personal:proximal=0.01",
+        "fedfac-plus:warmup=1:head=personal:proximal=0.01:refresh_trains=all",
+        "fedfac-plus:warmup=1:head=personal:proximal=0.01:average=0:refresh=0",
+        "fedfac:head=personal:warmup=1:joint=true:prior=1:server_momentum=0.5:proximal=0.01",
+    ],
+    ["fedfac-plus:warmup=1", "fedfac-plus:warmup=1:refresh_trains=head", "fedfac-plus:warmup=1:refresh=0"],
     [  # what all clients train: everyone decides for itself, what it measures is not what the first one does
         "fedfac-plus",
         "fedfac-plus:decay=0:hysteresis=0:kappa=0.6",
@@ -41,14 +47,14 @@ GROUPS = [
         "fedfac-plus:layers=2:on=updates:norm=shared",
         "fedfac-plus:warmup=2",
         "fedfac-plus:warmup=2:tau=75%",
-        "fedfac-plus:tau=0:refresh=head:shrinkage=0.5",
+        "fedfac-plus:tau=0:refresh_trains=head:refresh_shrinkage=0.5",
     ],
-    ["fedfac-plus:tau=0:refresh=head", "fedfac-plus:tau=10%"],
-    ["fedfac-plus:smoothing=learned:tau=25%", "fedfac-plus:smoothing=learned:layers=2"],
+    ["fedfac-plus:tau=0:refresh_trains=head", "fedfac-plus:tau=10%"],
+    ["fedfac-plus:prior_smoothing=learned:tau=25%", "fedfac-plus:prior_smoothing=learned:layers=2"],
     [
-        "fedavg+:finetune_epochs=1:server_momentum=0.5",
-        "fedfac-plus:mu=0:prior=0",
-        "fedfac:elements=refreshed:server_momentum=0.5",
+        "fedavg+:refresh=1:server_momentum=0.5",
+        "fedfac-plus:proximal=0:prior=0",
+        "fedfac:joint=true:server_momentum=0.5",
     ],
 ]
 
@@ -107,27 +113,38 @@ def test_each_is_the_run_that_it_is_alone(labels: list[str], tmp_path: Path, mon
 
 
 def test_what_differs_in_training_is_not_alike() -> None:
-    def training(name: str, **options: Any) -> str:
-        return methods.build(name, options).training
+    def training(name: str, **options: Any) -> Training:
+        method = methods.build(name, options)
+        return method.plan(Anatomy.of(method.wrapped(small_model()))).training
 
     assert training("fedavg") != training("fedprox", mu=0.0)  # the same numbers, but nobody promised it
-    assert training("fedavg") != training("fedavg", eta_g=0.5)
+    assert training("fedavg") != training("fedavg", server_rate=0.5)
     assert training("fedper") != training("fedper", warmup=1)
     assert training("fedper") != training("fedper", prior=1.0)
     assert training("fedfac") != training("fedfac-static")
     assert training("fedfac", tau="50%") != training("fedfac", tau="75%")
     assert training("fedfac-plus") != training("fedfac-plus", prior=0.0)
-    assert training("fedfac-plus") != training("fedfac-plus", smoothing="learned")
+    assert training("fedfac-plus") != training("fedfac-plus", prior_smoothing="learned")
     assert training("fedfac-plus") != training("fedfac-plus", server_momentum=0.0)
-    for options in ({"elements": "personal"}, {"head": "personal"}, {"norm": "personal"}, {"schedule": "static"}):
+    for options in ({"joint": False}, {"schedule": "static"}):
         assert training("fedfac-plus", **options) != training("fedfac-plus", **options, tau="75%")
-    assert training("fedfac-plus", head="copy") == training("fedfac-plus", head="copy", prior=0.0)
     assert training("random") != training("random-redrawn")
+    assert training("fedem") != training("fedem", component_seed=1)
+    assert training("apfl") != training("apfl", mix=0.4)  # which only the network that it makes tells
+
+
+def test_jointly_trained_elements_say_nothing_about_the_training_whatever_else_is_personal() -> None:
+    def training(**options: Any) -> Training:
+        method = methods.build("fedfac-plus", options)
+        return method.plan(Anatomy.of(method.wrapped(small_model()))).training
+
+    for options in ({}, {"head": "personal"}, {"prior": 0}):
+        assert training(**options) == training(**options, tau="75%") == training(**options, layers=[1], on="updates")
 
 
 def test_a_run_that_is_ahead_goes_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kill may leave one of them a round further than the other."""
-    labels = ["fedper", "fedper:refresh_epochs=1", "fedper:average=0.5"]
+    labels = ["fedper", "fedper:refresh=1", "fedper:average=0.5"]
     together = planned(tmp_path / "together", labels)
     first = together.cells[0]
     stops = iter([False, True])
@@ -145,8 +162,12 @@ def test_a_run_that_is_ahead_goes_on_alone(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     "labels",
     [
-        ["fedfac-plus:warmup=1", "fedfac-plus:warmup=1:pull=0"],
-        ["fedavg:server_momentum=0.5", "fedfac-plus:mu=0:prior=0:layers=2", "fedfac-plus:mu=0:prior=0:decay=0:tau=75%"],
+        ["fedfac-plus:warmup=1", "fedfac-plus:warmup=1:refresh_shrinkage=0.5"],
+        [
+            "fedavg:server_momentum=0.5",
+            "fedfac-plus:proximal=0:prior=0:layers=2",
+            "fedfac-plus:proximal=0:prior=0:decay=0:tau=75%",
+        ],
     ],
     ids=lambda labels: labels[0],
 )
@@ -166,11 +187,11 @@ def test_stopped_in_between_they_go_on_together(
 
 
 def test_if_the_one_that_trains_fails_the_next_one_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    together = planned(tmp_path / "together", ["fedavg", "fedavg+:finetune_epochs=1", "fedavg+:finetune_epochs=2"])
+    together = planned(tmp_path / "together", ["fedavg", "fedavg+:refresh=1", "fedavg+:refresh=2"])
     usually = LaneEngine.evaluate
 
     def breaks(self: LaneEngine, round: int, *rest: Any) -> Any:
-        if not self.plan.refresh:
+        if not self.plan.prediction.refresh:
             raise RuntimeError("no room")
         return usually(self, round, *rest)
 
@@ -184,7 +205,7 @@ def test_if_the_one_that_trains_fails_the_next_one_trains(tmp_path: Path, monkey
 
 
 def test_a_session_repeats_only_what_trains_as_it_does(tmp_path: Path) -> None:
-    cells = planned(tmp_path / "x", ["fedavg", "fedper", "fedavg+:finetune_epochs=1"]).cells
+    cells = planned(tmp_path / "x", ["fedavg", "fedper", "fedavg+:refresh=1"]).cells
     one, other, late = (experiment.session(cell.config) for cell in cells)
     with one, other, late:
         one.step()
@@ -196,8 +217,7 @@ def test_a_session_repeats_only_what_trains_as_it_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "sets"),
     [
-        (["fedavg+:finetune_epochs=1", "fedfac-plus:mu=0:prior=0:server_momentum=0", "fedavg"], 1),
-        (["fedfac-plus:head=copy", "fedfac-plus:head=copy:prior=0"], 2),  # a model without a prior has other tensors
+        (["fedavg+:refresh=1", "fedfac-plus:proximal=0:prior=0:server_momentum=0", "fedavg"], 1),
     ],
 )
 def test_those_that_take_turns_have_one_set_of_lanes(

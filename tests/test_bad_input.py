@@ -38,7 +38,7 @@ def fit(tmp_path: Path, *, model: nn.Module | None = None, federation: Any = Non
         (lambda: make_fedfac(estimator="principal"), ConfigError, "estimator is 'principal'. Did you mean"),
         (lambda: make_fedfac(on="gradients"), ConfigError, "on is 'gradients'; factor analysis is on weights"),
         (lambda: make_fedfac(norm="own"), ConfigError, "norm is 'own'"),
-        (lambda: make_fedfac(eta_g=0), ConfigError, "eta_g is 0"),
+        (lambda: methods.build("fedfac", {"server_rate": 0}), ConfigError, "server_rate is 0"),
         (lambda: methods.build("fedfak"), ConfigError, "no method 'fedfak'. Did you mean 'fedfac'"),
         (lambda: methods.build("fedavg", {"tau": 1}), ConfigError, "method 'fedavg' has no option 'tau'"),
     ],

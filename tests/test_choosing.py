@@ -29,10 +29,12 @@ from fedfac.cli import main
 from fedfac.commands.flags import of_one_method
 from fedfac.config import Config
 from fedfac.errors import ConfigError, DataError, TrainingError
-from fedfac.method import Method, Phase, Step
+from fedfac.method import Method, Phase, Plan, Step, Training
 from fedfac.progress import RoundProgress
 from fedfac.rounds import Session
 from fedfac.settings import Settings
+from fedfac.split import Split
+from fedfac.switches import Proximal, Refresh, ServerMomentum, Warmup
 from fedfac.training import Local
 from fedfac.tuning import automatic
 
@@ -56,6 +58,10 @@ def federation(rule: str, *, clients: int = 10, test_flipped: bool = False, **mo
         y_test = 1 - y[40:] if test_flipped else y[40:]
         made.append((x[:40], y[:40], x[40:], y_test))
     return fedfac.Federation.from_arrays(made, **more)
+
+
+def plus(**options: Any) -> Method:
+    return methods.build("fedfac-plus", options)
 
 
 def choose(rule: str, **more: Any) -> Choice:
@@ -114,12 +120,12 @@ def test_what_trials_train_on() -> None:
 @pytest.mark.parametrize(
     ("method", "trunk"),
     [
-        (methods.fedfac_plus(warmup=3, server_momentum=0, mu=0, prior=0), automatic.probe()),
-        (methods.fedper(warmup=3), methods.fedavg()),
+        (plus(warmup=3, server_momentum=0, proximal=0, prior=0), automatic.probe()),
+        (methods.fedper() | Warmup(3), methods.fedavg()),
         # with momentum, class frequencies, the term and a mean over rounds
-        (methods.fedfac_plus(warmup=3), methods.fedfac_plus(tau=0, refresh="head")),
-        (methods.fedfac_plus(warmup=3, elements="personal", refresh="head"), methods.fedfac_plus()),
-        (methods.fedfac_plus(warmup=3, head="copy", prior=1), methods.fedfac_plus(prior=0)),
+        (plus(warmup=3), plus(tau=0, refresh_trains="head")),
+        (plus(warmup=3, joint=False, refresh_trains="head"), plus()),
+        (plus(warmup=3, head="personal", prior=2), plus(prior=2)),
     ],
 )
 def test_a_session_that_goes_on_from_the_trunk_is_the_one_that_warmed_up(method: Method, trunk: Method) -> None:
@@ -148,15 +154,14 @@ def test_who_begins_like_whom() -> None:
     """One trunk for all that do the same while everything is shared; none for those that cannot."""
 
     def begins(method: Method) -> Any:
-        return trials.begins_as(method, trials.planned(method, mlp()))
+        return trials.begins_as(trials.planned(method, mlp()))
 
-    plus = methods.fedfac_plus()
     groups: list[list[Method]] = [
         [methods.fedavg(), methods.fedavg_plus(), methods.fedper(), methods.fedfac(), methods.random_split()],
-        [plus, methods.fedfac_plus(tau=0, refresh="head"), methods.fedfac_plus(elements="personal", layers=[1])],
-        [methods.fedfac_plus(smoothing="learned"), methods.fedfac_plus(smoothing="learned", tau="inf")],
-        [methods.fedprox(mu=0.5), methods.fedprox_plus(mu=0.5), methods.fedper(mu=0.5)],
-        [methods.fedper(mu=0.5, server_momentum=0.5)],
+        [plus(), plus(tau=0, refresh_trains="head"), plus(joint=False, layers=[1])],
+        [plus(prior_smoothing="learned"), plus(prior_smoothing="learned", tau="inf")],
+        [methods.fedprox(mu=0.5), methods.fedprox_plus(mu=0.5), methods.fedper() | Proximal(0.5)],
+        [methods.fedper() | Proximal(0.5) | ServerMomentum(0.5)],
         [methods.fedrep()],
     ]
     for one in groups:
@@ -164,30 +169,30 @@ def test_who_begins_like_whom() -> None:
             alike = {begins(a) == begins(b) for a in one for b in other}
             assert alike == {one is other}
     assert begins(methods.fedavg()) == trials.FEDAVG
-    assert [begins(m) for m in (methods.ditto(), methods.fedem(), methods.local(), methods.fedbn())] == [None] * 3 + [
-        begins(methods.fedbn())
-    ]
+    assert [begins(m) for m in (methods.ditto(), methods.apfl(), methods.pfedme(), methods.fedem())] == [None] * 4
     # what was left to the network is what it decides
     normal = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
-    free = methods.fedfac_plus(mu=0)
-    assert trials.planned(plus, normal).phases == trials.planned(free, normal).phases
-    assert trials.planned(plus, mlp()).phases != trials.planned(free, mlp()).phases
+    free = plus(proximal=0)
+    assert trials.planned(plus(), normal).training == trials.planned(free, normal).training
+    assert trials.planned(plus(), mlp()).training != trials.planned(free, mlp()).training
 
 
 def test_a_candidate_is_tried_as_it_is() -> None:
     """Its server and its loss are the run's; only what a client would have kept is caught up with."""
     anatomy = Anatomy.of(mlp())
-    for method in (methods.fedfac_plus(prior=0), methods.fedfac_plus(tau=0, refresh="head", prior=0)):
-        tried = trials.stand_in(method, trunk=7, alone=3)
-        assert (tried.server_momentum, tried.training) == (0.5, method.training)
-        assert tried.plan(anatomy) == replace(method.plan(anatomy), warmup=7)
-    kept = trials.stand_in(methods.fedper(refresh_epochs=1, refresh_lr=0.5), trunk=7, alone=3).plan(anatomy)
-    assert [(phase.epochs, phase.gentle) for phase in kept.refresh] == [(None, 0.5)] * trials.CATCH_UP
-    alone = trials.stand_in(methods.local(), trunk=7, alone=4).plan(anatomy)
-    assert alone.refresh == (Phase(trains="personal"),) * 4
-    twin = methods.ditto()
-    wrapped = Anatomy.of(twin.wrap(mlp())) if twin.wrap else anatomy
-    assert trials.stand_in(twin, trunk=7, alone=3).plan(wrapped).warmup == 0
+    trial = trials.OnTrial(trunk=7, alone=3)
+    for method in (plus(prior=0), plus(tau=0, refresh_trains="head", prior=0)):
+        tried, asked = (method | trial).plan(anatomy), method.plan(anatomy)
+        assert tried.training == asked.training
+        assert tried.training.server.momentum == 0.5
+        assert tried.prediction.refresh == asked.prediction.refresh
+    kept = (methods.fedper() | Refresh(1, shrinkage=0.5) | trial).plan(anatomy)
+    assert (kept.warmup, kept.training.warmup) == (7, 7)
+    assert [(phase.epochs, phase.shrinkage) for phase in kept.prediction.refresh] == [(None, 0.5)] * trials.CATCH_UP
+    alone = (methods.local() | trials.OnTrial(trunk=7, alone=4)).plan(anatomy)
+    assert alone.prediction.refresh == (Phase(trains="personal"),) * 4
+    twin = methods.ditto() | trial
+    assert twin.plan(Anatomy.of(twin.wrapped(mlp()))).warmup == 0
 
 
 def test_differences_are_paired_by_client_and_weighted_by_samples() -> None:
@@ -200,7 +205,7 @@ def test_differences_are_paired_by_client_and_weighted_by_samples() -> None:
 
 
 def test_the_simpler_one_is_chosen_within_noise_and_the_reason_says_so() -> None:
-    choice = choose("common", candidates=[methods.fedper(refresh_epochs=1), methods.fedavg_plus(), methods.fedavg()])
+    choice = choose("common", candidates=[methods.fedper() | Refresh(1), methods.fedavg_plus(), methods.fedavg()])
     rows = {trial.label: trial for trial in choice.trials}
     assert [rows[name].personal for name in ("fedavg", "fedavg+")] == [0, 0]
     assert (rows["fedper"].personal or 0) > 0
@@ -266,11 +271,10 @@ def test_methods_of_your_own_choosing_and_a_method_that_fails() -> None:
     def broken(step: Step) -> Tensor:
         return step.loss(step.model(step.inputs), step.targets) * torch.nan
 
-    def plan(anatomy: Anatomy) -> Any:
-        good = methods.fedavg().plan(anatomy)
-        return replace(good, phases=(replace(good.phases[0], objective=broken),))
+    def base(anatomy: Anatomy) -> Plan:
+        return Plan(training=Training(split=Split.of(anatomy), phases=(Phase(objective=broken),)))
 
-    bad = replace(methods.fedavg(), name="bad", plan=plan)
+    bad = Method(name="bad", base=base)
     choice = choose("contradictory", candidates=[methods.fedprox(mu=1.0), methods.ditto(), bad], rounds=20)
     rows = {trial.label: trial for trial in choice.trials}
     assert choice.method.name == "ditto"  # two models a client, trained from the start
@@ -285,12 +289,12 @@ def test_what_it_costs() -> None:
     choice = choose("common", on_round=lambda label, cost, most, record: seen.append((label, cost)), **short)
     labels = [label for label, _ in seen]
     # half of 60 rounds, for FedAvg's beginning and for FedFac+'s, each once for all that begin so
-    assert labels[:30] == ["all alike"] * 15 + ["fedfac-plus:tau=0:refresh=head"] * 15
-    first_stage = labels[30 : labels.index("fedfac-plus:layers=2:elements=personal:refresh=head:warmup=6")]
+    assert labels[:30] == ["all alike"] * 15 + ["fedfac-plus:tau=0:refresh_trains=head"] * 15
+    first_stage = labels[30 : labels.index("fedfac-plus:layers=2:joint=False:refresh_trains=head:warmup=6")]
     assert list(dict.fromkeys(first_stage)) == [  # fedavg+ is trained with fedavg, one FedFac+ with the other
         "fedavg",
-        "fedper:warmup=6:refresh_epochs=3",
-        "fedfac-plus:tau=0:refresh=head",
+        "fedper:warmup=6:refresh=3",
+        "fedfac-plus:tau=0:refresh_trains=head",
     ]
     assert [cost for _, cost in seen] == sorted(cost for _, cost in seen)
     assert seen[-1][1] <= choice.cost
@@ -301,13 +305,13 @@ def test_what_it_costs() -> None:
 
 def test_candidates_that_train_alike_are_judged_as_if_each_had_trained() -> None:
     """The lead may be dropped, and another one go on by itself: no figure depends on who leads."""
-    plus = [
-        methods.fedfac_plus(tau=0, refresh="head"),
-        methods.fedfac_plus(),
-        methods.fedfac_plus(layers=[1], tau="75%"),
+    alike = [
+        plus(tau=0, refresh_trains="head"),
+        plus(),
+        plus(layers=[1], tau="75%"),
     ]
-    together = choose("contradictory", candidates=plus)
-    turned = choose("contradictory", candidates=plus[::-1])
+    together = choose("contradictory", candidates=alike)
+    turned = choose("contradictory", candidates=alike[::-1])
     figures, others = ({trial.label: trial.figure for trial in c.trials} for c in (together, turned))
     assert len(figures) == 3
     assert figures == others
@@ -335,23 +339,23 @@ def test_the_short_list() -> None:
     assert [c.label for c in found] == [
         "fedavg",
         "fedavg+",
-        "fedper:warmup=5:refresh_epochs=3",
-        "fedfac-plus:tau=0:refresh=head",
+        "fedper:warmup=5:refresh=3",
+        "fedfac-plus:tau=0:refresh_trains=head",
         "fedfac-plus:layers=2",
         "fedfac-plus:layers=1",
-        "fedfac-plus:layers=2:elements=personal:refresh=head:warmup=5",
-        "fedfac-plus:layers=1:elements=personal:refresh=head:warmup=5",
+        "fedfac-plus:layers=2:joint=False:refresh_trains=head:warmup=5",
+        "fedfac-plus:layers=1:joint=False:refresh_trains=head:warmup=5",
         "local",
     ]
     fewer = candidates({"name": "auto", "layers": [1], "tau": "50%", "warmup": 0}, anatomy, rounds=50, picked=None)
     assert [c.label for c in fewer][2:6] == [
-        "fedper:warmup=0:refresh_epochs=3",
-        "fedfac-plus:tau=50%:refresh=head:layers=1:warmup=0",
+        "fedper:warmup=0:refresh=3",
+        "fedfac-plus:tau=50%:refresh_trains=head:layers=1:warmup=0",
         "fedfac-plus:layers=1:tau=50%:warmup=0",
-        "fedfac-plus:layers=1:elements=personal:refresh=head:warmup=0:tau=50%",
+        "fedfac-plus:layers=1:joint=False:refresh_trains=head:warmup=0:tau=50%",
     ]
-    copied = candidates({"name": "auto", "head": "copy"}, anatomy, rounds=50, picked=None)
-    assert [c.asked["head"] for c in copied if c.asked["name"] == "fedfac-plus"] == ["copy"] * 3
+    own = candidates({"name": "auto", "head": "personal"}, anatomy, rounds=50, picked=None)
+    assert [c.asked["head"] for c in own if c.asked["name"] == "fedfac-plus"] == ["personal"] * 3
     left = candidates({"name": "auto", "tau": "auto"}, anatomy, rounds=50, picked="0")
     assert [c.label for c in left] == [c.label for c in found]  # the variants have some
     one = candidates({"name": "fedfac", "layers": ["auto"], "kappa": 0.9}, anatomy, rounds=50, picked="0")
@@ -386,7 +390,7 @@ def test_the_short_list() -> None:
         ),
         (
             {"candidates": [methods.fedavg(), methods.fedavg()]},
-            "candidates has fedavg(average=0.0, server_momentum=0.0, eta_g=1.0) twice: give each method once",
+            "candidates has fedavg() twice: give each method once",
         ),
     ],
 )

@@ -14,14 +14,16 @@ from torch import nn
 
 import fedfac
 from fedfac import methods
+from fedfac.anatomy import Anatomy
 from fedfac.conformance import Watched, small_federation, small_model
 from fedfac.engine.protocol import Engine
 from fedfac.errors import ConfigError, ModelError
 from fedfac.method import Step
-from fedfac.methods.common_prior import COMMON, COUNTS, FASTER, SAMPLES, _LeftOut
 from fedfac.seeds import global_stream, stream
+from fedfac.switches import Prior, Warmup
+from fedfac.switches.common_prior import COMMON, COUNTS, FASTER, SAMPLES, _LeftOut
 
-LEARNED: dict[str, Any] = {"prior": 1.0, "smoothing": "learned"}
+LEARNED = Prior(smoothing="learned")
 SHORT: dict[str, Any] = {"rounds": 3, "cohort": 3, "epochs": 1, "batch_size": 8, "device": "cpu", "evaluate_every": 1}
 
 
@@ -37,19 +39,17 @@ def counted(client: int) -> torch.Tensor:
     return torch.bincount(data.pool.batch(data.train)[1], minlength=3).float()
 
 
-def wrapped(model: nn.Module, **options: Any) -> nn.Module:
-    wrap = methods.fedper(**LEARNED | options).wrap
-    assert wrap is not None
-    return wrap(model)
+def wrapped(model: nn.Module, strength: float = 1.0) -> nn.Module:
+    return Prior(strength, "learned").wrap(model)
 
 
 @pytest.mark.parametrize("name", ["fedfac", "fedfac-static", "fedfac-plus", "fedper"])
 def test_every_method_that_has_it_keeps_the_laws(name: str) -> None:
-    fedfac.check_method(methods.build(name, LEARNED))
+    fedfac.check_method(methods.build(name) | LEARNED)
 
 
 def test_outputs_are_the_weights_plus_the_log_of_smoothed_frequencies() -> None:
-    method = methods.fedfac(layers=[1], prior=0.7, smoothing="learned")
+    method = methods.fedfac(layers=[1]) | Prior(0.7, "learned")
     result = fedfac.fit(small_model(), small_federation(), method=method, **SHORT)
     x = torch.randn(4, 2, 6, 6)
     assert float(result.server[SAMPLES]) != 0
@@ -71,7 +71,7 @@ def test_counts_never_leave_a_client_but_what_is_common_does() -> None:
         return watched[-1]
 
     result = fedfac.fit(
-        small_model(), small_federation(), method=methods.fedper(**LEARNED, warmup=1), engine=watch, **SHORT
+        small_model(), small_federation(), method=methods.fedper() | LEARNED | Warmup(1), engine=watch, **SHORT
     )
     assert len(watched[0].sums) == 3
     for _, sums in watched[0].sums:
@@ -85,7 +85,7 @@ def test_counts_never_leave_a_client_but_what_is_common_does() -> None:
 def test_a_sample_does_not_count_for_itself(seed: int, strength: float, places: tuple[int, ...]) -> None:
     """The loss is that of a model which has counted all samples but this one."""
     draws = torch.Generator().manual_seed(seed)
-    model = wrapped(nn.Sequential(nn.Linear(6, 4)), prior=strength)
+    model = wrapped(nn.Sequential(nn.Linear(6, 4)), strength)
     with torch.no_grad():
         getattr(model, COUNTS).copy_(torch.randint(1, 9, (4,), generator=draws))
         getattr(model, COMMON).copy_(torch.randn(4, generator=draws))
@@ -133,7 +133,7 @@ def federation(alike: bool) -> fedfac.Federation:
 def trained(alike: bool, smoothing: str, **options: Any) -> fedfac.Result:
     with global_stream(0, "model"):
         model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 20))
-    method = methods.fedfac(layers=[1], tau=0, prior=1.0, smoothing=smoothing)
+    method = methods.fedfac(layers=[1], tau=0) | Prior(1.0, smoothing)
     common: dict[str, Any] = {"rounds": 30, "cohort": 10, "epochs": 3, "batch_size": 10, "device": "cpu"}
     return fedfac.fit(model, federation(alike), method=method, **common | options)
 
@@ -156,20 +156,21 @@ def test_rates_that_are_far_too_large_are_survived(options: dict[str, Any]) -> N
 def test_without_strength_it_is_the_method_itself_bit_by_bit() -> None:
     runs = [
         fedfac.fit(small_model(), small_federation(), method=method, **SHORT)
-        for method in (methods.fedper(), methods.fedper(smoothing="learned"))
+        for method in (methods.fedper(), methods.fedper() | Prior(0.0, "learned"))
     ]
     assert bitwise(runs[0].server, runs[1].server)
 
 
 def test_a_newcomer_counts_too() -> None:
-    result = fedfac.fit(small_model(), small_federation(), method=methods.fedper(**LEARNED), **SHORT)
+    result = fedfac.fit(small_model(), small_federation(), method=methods.fedper() | LEARNED, **SHORT)
     x, y = torch.randn(10, 2, 6, 6), torch.tensor([2] * 10)
     assert dict(result.adapt((x, y)).named_buffers())[COUNTS].tolist() == [0, 0, 10]
 
 
 def test_bad_requests_are_refused() -> None:
-    assert "Did you mean" in message(ConfigError, lambda: methods.fedper(prior=1.0, smoothing="learnt"))
-    assert "take smoothing='fixed'" in message(ConfigError, lambda: methods.fedfac_plus(head="copy", **LEARNED))
+    assert "Did you mean" in message(ConfigError, lambda: Prior(smoothing="learnt"))
+    anatomy = Anatomy.of(wrapped(small_model()))
+    assert "the plain objective" in message(ConfigError, lambda: (methods.fedprox() | LEARNED).plan(anatomy))
     model = small_model()
     model.register_buffer(COUNTS, torch.zeros(1))
     assert "rename it" in message(ModelError, lambda: wrapped(model))

@@ -21,6 +21,7 @@ from fedfac.newcomers import serve
 from fedfac.run import RunDirectory
 from fedfac.seeds import global_stream, stream
 from fedfac.state import same
+from fedfac.switches import Joint, Prior, Proximal, Warmup
 from fedfac.training import eager
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -28,10 +29,10 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 METHODS: list[Method] = [
     *(methods.build(name) for name in sorted(methods.METHODS)),
-    methods.fedfac_plus(warmup=1, elements="refreshed"),
-    methods.fedfac_plus(warmup=1, head="copy"),
-    methods.fedfac_plus(smoothing="learned"),
-    methods.fedfac_plus(smoothing="learned", mu=0.1),
+    methods.fedfac_plus() | Warmup(1),
+    methods.fedfac_plus() | Joint(False) | Warmup(1),
+    methods.fedfac_plus() | Prior(smoothing="learned"),
+    methods.fedfac_plus() | Prior(smoothing="learned") | Proximal(0.1),
 ]
 
 
@@ -310,12 +311,12 @@ def test_augmentation_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ALIKE = [
-    ["fedavg:server_momentum=0.5", "fedavg+:finetune_epochs=1:server_momentum=0.5", "fedfac-plus:mu=0:prior=0"],
+    ["fedavg:server_momentum=0.5", "fedavg+:refresh=1:server_momentum=0.5", "fedfac-plus:proximal=0:prior=0"],
     [
         "fedfac-plus",
-        "fedfac-plus:tau=inf:refresh_epochs=7",
+        "fedfac-plus:tau=inf:refresh=7",
         "fedfac-plus:layers=2:average=0",
-        "fedfac-plus:refresh=head",
+        "fedfac-plus:refresh_trains=head",
     ],
 ]
 

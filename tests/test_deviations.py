@@ -58,10 +58,9 @@ def test_under_adam_lambda_does_not_say_how_far_pfedme_s_global_model_goes() -> 
 def test_pfedme_s_own_model_goes_on_from_the_client_s_last_round() -> None:
     """The authors' code starts it from the global model in every round."""
     method = methods.pfedme()
-    assert method.wrap is not None
     last = fit(method).state(0)
     assert not torch.allclose(part(last, "own"), part(last, "shared"), atol=1e-3)
-    twin = method.wrap(small_model())
+    twin = method.wrapped(small_model())
     twin.load_state_dict(last)
     twin.begin()  # type: ignore[operator]  # what every round of the client begins with
     assert torch.equal(part(references(twin), "own"), part(last, "own"))

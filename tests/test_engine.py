@@ -288,7 +288,7 @@ def test_steps_of_one_kind_are_told_from_others() -> None:
     assert kind(own) == kind(replace(own, epochs=2))
     head = frozenset({"7.weight", "7.bias"})
     everything = half.with_masks({"0": (False,) * 6})
-    different = [Phase(), own, replace(own, beside=head), Phase(trains=head), Phase(objective=prox, stacks=True)]
-    different += [Phase(gentle=0.5)]
+    different = [Phase(), own, replace(own, also=head), Phase(trains=head), Phase(objective=prox, stacks=True)]
+    different += [Phase(lr_scale=0.5)]
     kinds = [*map(kind, different), kind(own, everything), kind(Phase(objective=prox))]
     assert len(set(kinds)) == len(kinds)

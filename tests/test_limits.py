@@ -13,6 +13,7 @@ from fedfac.anatomy import Anatomy
 from fedfac.conformance import small_federation, small_model
 from fedfac.method import Method
 from fedfac.state import references, same
+from fedfac.switches import ServerRate
 
 
 def trained(method: Method, **settings: Any) -> fedfac.Result:
@@ -31,12 +32,12 @@ def equal(one: fedfac.Result, other: fedfac.Result) -> bool:
 
 
 @pytest.mark.parametrize("schedule", ["dynamic", "static"])
-@pytest.mark.parametrize("eta_g", [1.0, 0.5])
+@pytest.mark.parametrize("rate", [1.0, 0.5])
 @pytest.mark.parametrize("tau", [0, "0%"])  # without looking at the layers, and by their scores
-def test_fedfac_with_everything_shared_is_fedavg(schedule: str, eta_g: float, tau: int | str) -> None:
-    fedavg = trained(methods.fedavg(eta_g=eta_g))
+def test_fedfac_with_everything_shared_is_fedavg(schedule: str, rate: float, tau: int | str) -> None:
+    fedavg = trained(methods.fedavg() | ServerRate(rate))
     for layers in ([1], [1, 2, 3], ["0", "4"]):
-        result = trained(methods.fedfac(layers=layers, tau=tau, schedule=schedule, eta_g=eta_g))
+        result = trained(methods.fedfac(layers=layers, tau=tau, schedule=schedule) | ServerRate(rate))
         assert equal(result, fedavg)
         assert bool(result.split.masks) == (tau == "0%")
 

@@ -22,10 +22,11 @@ from fedfac.anatomy import Anatomy
 from fedfac.conformance import small_federation, small_model
 from fedfac.errors import ConfigError, LayerError
 from fedfac.method import Begin, Method, Phase, Plan, Step
-from fedfac.methods.averaging import proximal
 from fedfac.methods.twin import Mixed, Twin
 from fedfac.seeds import stream
 from fedfac.state import State, load_state, references, state_of
+from fedfac.switches import Refresh, ServerRate
+from fedfac.switches.proximal import proximal
 from fedfac.training import Local, batches, noise_of, train_client
 
 CPU = torch.device("cpu")
@@ -86,18 +87,18 @@ def held_out(client: int, result: fedfac.Result) -> tuple[Tensor, Tensor]:
 
 # --- limits --------------------------------------------------------------------------------------------------------
 
-GLOBAL_STREAMS: dict[str, tuple[Callable[..., Method], str, Callable[[], nn.Module]]] = {
-    "FedProx with mu = 0": (lambda **o: methods.fedprox(mu=0, **o), "", small_model),
-    "FedAvg+": (methods.fedavg_plus, "", small_model),
-    "FedProx+ with mu = 0": (lambda **o: methods.fedprox_plus(mu=0, **o), "", small_model),
-    "FedPer without a layer": (lambda **o: methods.fedper(personal_layers=0, **o), "", small_model),
-    "LG-FedAvg without a layer": (lambda **o: methods.lg_fedavg(local_layers=0, **o), "", small_model),
-    "FedBN without normalisation": (methods.fedbn, "", without_norm),
-    "FedEM of one component": (lambda **o: methods.fedem(components=1, **o), "components.0.", small_model),
-    "Ditto": (methods.ditto, "shared.", small_model),
-    "Ditto with other settings": (lambda **o: methods.ditto(lam=3, personal_epochs=1, **o), "shared.", small_model),
-    "APFL": (methods.apfl, "shared.", small_model),
-    "APFL with other settings": (lambda **o: methods.apfl(mix=0.9, personal_epochs=3, **o), "shared.", small_model),
+GLOBAL_STREAMS: dict[str, tuple[Method, str, Callable[[], nn.Module]]] = {
+    "FedProx with mu = 0": (methods.fedprox(mu=0), "", small_model),
+    "FedAvg+": (methods.fedavg_plus(), "", small_model),
+    "FedProx+ with mu = 0": (methods.fedprox_plus(mu=0), "", small_model),
+    "FedPer without a layer": (methods.fedper(personal_layers=0), "", small_model),
+    "LG-FedAvg without a layer": (methods.lg_fedavg(local_layers=0), "", small_model),
+    "FedBN without normalisation": (methods.fedbn(), "", without_norm),
+    "FedEM of one component": (methods.fedem(components=1), "components.0.", small_model),
+    "Ditto": (methods.ditto(), "shared.", small_model),
+    "Ditto with other settings": (methods.ditto(lam=3, personal_epochs=1), "shared.", small_model),
+    "APFL": (methods.apfl(), "shared.", small_model),
+    "APFL with other settings": (methods.apfl(mix=0.9, personal_epochs=3), "shared.", small_model),
 }
 
 
@@ -111,9 +112,9 @@ def server_of_fedavg(model: Callable[[], nn.Module], local: str) -> State:
 @pytest.mark.parametrize("local", LOCALS)
 @pytest.mark.parametrize("case", GLOBAL_STREAMS)
 def test_the_global_model_is_that_of_fedavg(case: str, local: str) -> None:
-    make, prefix, model = GLOBAL_STREAMS[case]
+    method, prefix, model = GLOBAL_STREAMS[case]
     fedavg = server_of_fedavg(model, local)
-    other = fit(make(), model(), **LOCALS[local])
+    other = fit(method, model(), **LOCALS[local])
     assert bitwise(part(other.server, prefix), fedavg)
     for own in states(other):
         assert bitwise(part(own, prefix), fedavg)
@@ -121,10 +122,10 @@ def test_the_global_model_is_that_of_fedavg(case: str, local: str) -> None:
 
 @pytest.mark.parametrize("case", ["FedProx with mu = 0", "FedEM of one component", "Ditto"])
 def test_the_global_model_is_that_of_fedavg_at_any_rate_of_the_server(case: str) -> None:
-    make, prefix, model = GLOBAL_STREAMS[case]
-    fedavg = fit(methods.fedavg(eta_g=0.6), model())
+    method, prefix, model = GLOBAL_STREAMS[case]
+    fedavg = fit(methods.fedavg() | ServerRate(0.6), model())
     assert not bitwise(fedavg.server, fit(methods.fedavg(), model()).server)
-    assert bitwise(part(fit(make(eta_g=0.6), model()).server, prefix), fedavg.server)
+    assert bitwise(part(fit(method | ServerRate(0.6), model()).server, prefix), fedavg.server)
 
 
 def test_fedem_of_one_component_has_all_of_it() -> None:
@@ -257,7 +258,7 @@ def test_fedrep_fits_the_head_with_the_body_frozen_and_then_the_body_with_the_he
 ) -> None:
     method = methods.fedrep()
     model = small_model()
-    first, second = plan_of(method, model).phases
+    first, second = plan_of(method, model).training.phases
     start = state_of(model)
     train(model, [first], method=method, **local)
     fitted = state_of(model)
@@ -284,27 +285,27 @@ def test_fedrep_fits_the_head_to_the_fixed_features_of_the_body() -> None:
             optimizer.zero_grad()
             F.cross_entropy(head(features[index]), y[index]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-    train(model, plan_of(method, model).phases[:1], method=method)
+    train(model, plan_of(method, model).training.phases[:1], method=method)
     for name, tensor in references(head).items():
         torch.testing.assert_close(references(model)[f"7.{name}"], tensor, rtol=1e-4, atol=1e-6)
 
 
 def test_fedrep_s_epochs_are_the_head_s_and_the_body_s() -> None:
-    phases = plan_of(methods.fedrep(head_epochs=10, body_epochs=2), small_model()).phases
+    phases = plan_of(methods.fedrep(head_epochs=10, body_epochs=2), small_model()).training.phases
     assert [phase.epochs for phase in phases] == [10, 2]
-    assert [phase.epochs for phase in plan_of(methods.fedrep(), small_model()).phases] == [None, 1]
+    assert [phase.epochs for phase in plan_of(methods.fedrep(), small_model()).training.phases] == [None, 1]
 
 
 @pytest.mark.parametrize("local", [ADAM, HARD], ids=["Adam", "SGD"])
-@pytest.mark.parametrize("finetune", ["all", "head"])
-def test_fedbabu_leaves_the_head_at_its_start_and_fine_tunes_to_predict(finetune: str, local: dict[str, Any]) -> None:
+@pytest.mark.parametrize("trains", ["all", "head"])
+def test_fedbabu_leaves_the_head_at_its_start_and_fine_tunes_to_predict(trains: str, local: dict[str, Any]) -> None:
     start = references(small_model())
-    result = fit(methods.fedbabu(finetune=finetune), **local)
+    result = fit(methods.fedbabu() | Refresh(None, trains), **local)
     assert moved(start, result.server) == NAMES - HEAD
     for client in range(5):
         assert bitwise(result.state(client), result.server)
         tuned = references(result.model(client))
-        assert moved(result.server, tuned) == (NAMES if finetune == "all" else HEAD)
+        assert moved(result.server, tuned) == (NAMES if trains == "all" else HEAD)
 
 
 # --- which model is evaluated --------------------------------------------------------------------------------------
@@ -417,7 +418,7 @@ def finetuned_by_hand(server: State, data: Any, *, round: int, client: int, mu: 
 
 @pytest.mark.parametrize(
     ("method", "mu"),
-    [(methods.fedavg_plus(finetune_epochs=2), 0.0), (methods.fedprox_plus(finetune_epochs=2, mu=0.5), 0.5)],
+    [(methods.fedavg_plus() | Refresh(2, "all"), 0.0), (methods.fedprox_plus(mu=0.5) | Refresh(2, "all"), 0.5)],
     ids=str,
 )
 def test_fine_tuning_is_training_from_the_global_model_by_the_method_s_own_loss(method: Method, mu: float) -> None:
@@ -513,10 +514,9 @@ def test_apfl_predicts_with_the_mixture_of_the_parameters() -> None:
 @pytest.mark.parametrize("name", TWINS)
 def test_an_own_model_starts_once_from_the_global_one_that_the_client_received(name: str) -> None:
     method = methods.build(name)
-    assert method.wrap is not None
-    model = method.wrap(small_model(0))
+    model = method.wrapped(small_model(0))
     assert isinstance(model, Twin)
-    before = plan_of(method, model).phases[0].before
+    before = plan_of(method, model).training.phases[0].before
     assert before is not None
     first, later = references(small_model(1)), references(small_model(2))
     data = small_federation().client(0)
@@ -556,7 +556,7 @@ def twin(kind: Callable[[nn.Module], Twin]) -> Twin:
 def test_the_gradients_of_pfedme(lam: float) -> None:
     """∇f(θ) + λ(θ − w) for the own model, λ(w − θ) for the global one."""
     model = twin(Twin)
-    found = gradients_of(model, plan_of(methods.pfedme(lam=lam), model).phases[0].objective, state_of(model))
+    found = gradients_of(model, plan_of(methods.pfedme(lam=lam), model).training.phases[0].objective, state_of(model))
     theta, w = references(model.own), references(model.shared)
     for name, gradient in plain_gradients(model.own).items():
         assert_near(found[f"own.{name}"], gradient + lam * (theta[name] - w[name]))
@@ -569,7 +569,7 @@ def test_the_gradients_of_ditto(lam: float) -> None:
     model = twin(Twin)
     received = state_of(model)
     load_state(model.shared, references(double_net(2)))
-    shared, own = plan_of(methods.ditto(lam=lam), model).phases
+    shared, own = plan_of(methods.ditto(lam=lam), model).training.phases
     found = gradients_of(model, own.objective, received)
     for name, gradient in plain_gradients(model.own).items():
         assert_near(found[f"own.{name}"], gradient + lam * (references(model.own)[name] - received[f"shared.{name}"]))
@@ -588,7 +588,7 @@ def test_the_gradients_of_apfl(alpha: float) -> None:
     bar = loaded(double_net(), {name: alpha * v[name] + (1 - alpha) * w[name] for name in v})
     x, _ = double_batch()
     torch.testing.assert_close(model(x), bar(x))
-    found = gradients_of(model, plan_of(methods.apfl(), model).phases[1].objective, state_of(model))
+    found = gradients_of(model, plan_of(methods.apfl(), model).training.phases[1].objective, state_of(model))
     slope = torch.zeros((), dtype=torch.float64)
     for name, gradient in plain_gradients(bar).items():
         assert_near(found[f"own.{name}"], alpha * gradient)
@@ -610,9 +610,8 @@ def test_alpha_stays_a_share(mix: float) -> None:
 @pytest.mark.parametrize(("name", "phase"), [("ditto", 0), ("ditto", 1), ("apfl", 0), ("apfl", 1)])
 def test_each_phase_moves_one_of_the_two_models(name: str, phase: int) -> None:
     method = methods.build(name)
-    assert method.wrap is not None
-    model = method.wrap(small_model())
-    phases = plan_of(method, model).phases
+    model = method.wrapped(small_model())
+    phases = plan_of(method, model).training.phases
     train(model, [Phase(trains=phases[phase].trains, epochs=0, before=phases[phase].before)], method=method)
     start = state_of(model)
     train(model, [phases[phase]], method=method)
@@ -633,14 +632,14 @@ def test_ditto_is_nearer_to_the_global_model_the_larger_lambda() -> None:
 # --- FedFac's head -------------------------------------------------------------------------------------------------
 
 
-def test_a_split_head_is_one_of_the_layers_to_split() -> None:
+def test_a_head_may_be_one_of_the_layers_to_split() -> None:
     model = small_model()
-    choices: list[list[int | str]] = [[1], [1, -1], [1, "7"]]
+    choices: list[list[int | str]] = [[1, 3], [1, -1], [1, "7"]]
     for layers in choices:
-        split = plan_of(methods.fedfac(layers=layers, head="split"), model).split
+        split = plan_of(methods.fedfac(layers=layers), model).split
         assert split.masks.keys() == {"0", "7"}
         assert {split.place(name) for name in HEAD} == {"by element"}
-    result = fit(methods.fedfac(layers=[1], head="split", tau="34%"))
+    result = fit(methods.fedfac(layers=[1, -1], tau="34%"))
     assert {layer: len(mask) for layer, mask in result.split.masks.items()} == {"0": 6, "7": 3}
     assert 0 < sum(result.split.masks["7"]) < 3
 
@@ -674,11 +673,10 @@ def test_an_unknown_kind_of_head_is_answered_with_the_nearest() -> None:
         ("fedprox", "mu", math.nan),
         ("fedprox", "mu", math.inf),
         ("fedprox+", "mu", -0.5),
-        ("fedprox+", "finetune_epochs", 0),
-        ("fedavg+", "finetune_epochs", 0),
-        ("fedavg+", "finetune_epochs", -2),
-        ("fedavg+", "finetune_epochs", 1.5),
-        ("fedbabu", "finetune_epochs", 0),
+        ("fedprox+", "refresh", -1),
+        ("fedavg+", "refresh", -2),
+        ("fedavg+", "refresh", 1.5),
+        ("fedbabu", "refresh", -1),
         ("fedrep", "body_epochs", 0),
         ("fedrep", "body_epochs", 0.5),
         ("fedrep", "body_epochs", 1.5),
@@ -705,13 +703,21 @@ def test_an_option_out_of_range_is_refused_by_its_value(name: str, option: str, 
 
 
 def test_an_unknown_kind_of_fine_tuning_is_refused() -> None:
-    assert message(ConfigError, lambda: methods.fedbabu(finetune="body")) == "finetune is 'body'; allowed: all, head"
+    text = message(ConfigError, lambda: methods.build("fedbabu", {"refresh_trains": "body"}))
+    assert text == "refresh_trains is 'body'. Known: personal, head, all."
 
 
-@pytest.mark.parametrize("name", sorted(n for n in methods.METHODS if "eta_g" in methods.options_of(n)))
+@pytest.mark.parametrize("name", ["fedavg+", "fedprox+", "fedbabu"])
+def test_without_its_refresh_a_method_predicts_with_what_was_trained(name: str) -> None:
+    result = fit(methods.build(name, {"refresh": 0}), rounds=1)
+    assert result.records[-1]["test"]["model"] == "global"
+    assert all(bitwise(references(result.model(client)), result.server) for client in range(5))
+
+
+@pytest.mark.parametrize("name", sorted(methods.METHODS))
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf])
 def test_a_server_s_rate_that_is_not_positive_is_refused(name: str, rate: float) -> None:
-    assert f"eta_g is {rate}" in message(ConfigError, lambda: methods.build(name, {"eta_g": rate}))
+    assert f"server_rate is {rate}" in message(ConfigError, lambda: methods.build(name, {"server_rate": rate}))
 
 
 @pytest.mark.parametrize(
@@ -737,7 +743,8 @@ def test_layers_that_the_model_does_not_have_are_refused_before_training(method:
     [
         ("fedper", "personal_layer", "method 'fedper' has no option 'personal_layer'. Did you mean 'personal_layers'?"),
         ("fedem", "component", "Did you mean 'components' or 'component_seed'?"),
-        ("pfedme", "personal_epochs", "method 'pfedme' has no option 'personal_epochs'. Known: lam, eta_g."),
+        ("pfedme", "personal_epochs", "method 'pfedme' has no option 'personal_epochs'. Known: "),
+        ("pfedme", "serverrate", "Did you mean 'server_rate'?"),
     ],
 )
 def test_an_unknown_option_is_answered_with_the_nearest(name: str, option: str, words: str) -> None:

@@ -58,10 +58,10 @@ def test_every_method_gives_the_same_bits_as_in_process(name: str, tmp_path: Pat
         assert same(references(loaded.model(str(client))), references(here.model(client)))
 
 
-@pytest.mark.parametrize("elements", ["personal", "refreshed"])
-def test_copies_means_and_priors_travel_too(elements: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("joint", [False, True])
+def test_means_and_priors_travel_too(joint: bool, tmp_path: Path) -> None:
     """FedFac+ after its warm-up, which the rounds above do not reach."""
-    change: dict[str, Any] = {"method__warmup": 1, "method__elements": elements, "train__rounds": 3}
+    change: dict[str, Any] = {"method__warmup": 1, "method__joint": joint, "train__rounds": 3}
     asked: list[str] = []
 
     def listen(client: int, request: Request, reply: Packet) -> Packet:
@@ -71,7 +71,7 @@ def test_copies_means_and_priors_travel_too(elements: str, tmp_path: Path) -> No
     there = over_the_wire(deployment("fedfac-plus", **change), tmp_path, listen)
     here = in_process("fedfac-plus", **change)
     assert here.records[-1]["test"]["model"] == "fine-tuned"
-    assert ("collect" in asked) is (elements == "personal")  # parts that go out whole need not wait for the masks
+    assert ("collect" in asked) is not joint  # parts that go out whole need not wait for the masks
     assert there.records == here.records
     assert same(there.server, here.server)
     for client in range(CLIENTS):

@@ -27,6 +27,7 @@ from fedfac.rounds import Session
 from fedfac.run import RunDirectory
 from fedfac.settings import Settings
 from fedfac.state import State, load_state, references, state_of
+from fedfac.switches import Refresh
 from fedfac.training import Local
 
 ADAM: dict[str, Any] = {"lr": 0.01}
@@ -183,8 +184,8 @@ def test_a_newcomer_is_served_by_the_method_s_own_rule_first(name: str) -> None:
     by_element = {"fedfac", "fedfac-static", "random", "random-redrawn", "variance", "all-personal"}
     wanted = ("adapt", "ensemble") if name in by_element else ("adapt",)
     method = methods.build(name)
-    plan = method.plan(Anatomy.of(method.wrap(small_model()) if method.wrap else small_model()))
-    assert plan.newcomer_rules == (("ensemble", "adapt") if name == "lg-fedavg" else wanted)
+    plan = method.plan(Anatomy.of(method.wrapped(small_model())))
+    assert plan.prediction.newcomer_rules == (("ensemble", "adapt") if name == "lg-fedavg" else wanted)
 
 
 @pytest.mark.parametrize("local", [ADAM, HARD], ids=["Adam", "SGD"])
@@ -200,7 +201,7 @@ def test_a_newcomer_moves_what_its_method_says_and_nothing_else(name: str, local
 
 
 @pytest.mark.parametrize("norm", ["follow", "shared", "personal"])
-@pytest.mark.parametrize("head", ["shared", "personal", "split"])
+@pytest.mark.parametrize("head", ["shared", "personal"])
 @pytest.mark.parametrize("local", [ADAM | {"weight_decay": 0.1}, HARD], ids=["Adam", "SGD"])
 def test_fedfac_holds_every_shared_number_and_moves_every_personal_one(
     norm: str, head: str, local: dict[str, Any]
@@ -279,7 +280,7 @@ def test_adapting_takes_at_least_one_epoch(epochs: int) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [methods.fedrep(head_epochs=1), methods.fedavg_plus(finetune_epochs=1), methods.ditto(personal_epochs=1)],
+    [methods.fedrep(head_epochs=1), methods.fedavg_plus() | Refresh(1, "all"), methods.ditto(personal_epochs=1)],
     ids=str,
 )
 def test_the_epochs_asked_for_are_the_epochs_of_adaptation(method: Method) -> None:
@@ -396,14 +397,14 @@ def accuracy_by_hand(result: fedfac.Result, models: dict[int, nn.Module]) -> tup
 def test_an_ensemble_is_for_clients_that_keep_something() -> None:
     anatomy = Anatomy.of(small_model())
     for options, rules in (
-        ({"elements": "personal"}, ("adapt", "ensemble")),
-        ({"head": "copy"}, ("adapt", "ensemble")),
+        ({"joint": False}, ("adapt", "ensemble")),
         ({"head": "personal"}, ("adapt", "ensemble")),
         ({"norm": "personal"}, ("adapt", "ensemble")),
-        ({"refresh": "head"}, ("adapt",)),
-        ({"elements": "personal", "tau": 0}, ("adapt",)),
+        ({"refresh_trains": "head"}, ("adapt",)),
+        ({"joint": False, "tau": 0}, ("adapt",)),
     ):
-        assert methods.fedfac_plus(layers=[1], prior=0, **options).plan(anatomy).newcomer_rules == rules
+        method = methods.build("fedfac-plus", {"layers": [1], "prior": 0, **options})
+        assert method.plan(anatomy).prediction.newcomer_rules == rules
 
 
 def test_newcomers_can_be_served_by_one_rule() -> None:
@@ -418,7 +419,7 @@ def test_serving_the_newcomers_tests_each_on_its_own_samples(name: str) -> None:
     result = run_ten(ten(), methods.build(name), lr=0.05)
     assert result.plan is not None
     figures = serve(result)
-    assert tuple(figures) == result.plan.newcomer_rules
+    assert tuple(figures) == result.plan.prediction.newcomer_rules
     if "ensemble" in figures:
         wanted, n = accuracy_by_hand(result, dict.fromkeys(result.newcomers, result.ensemble()))
         assert figures["ensemble"]["model"] == "ensemble"

@@ -15,36 +15,51 @@ from fedfac import methods
 from fedfac.anatomy import Anatomy
 from fedfac.conformance import small_federation, small_model
 from fedfac.errors import ConfigError
-from fedfac.method import PERSONAL, Method, Phase, check_method
+from fedfac.method import PERSONAL, Method, Phase, Plan, Training, check_method
 from fedfac.moments import Moments
 from fedfac.noise import silent
 from fedfac.options import value_of
 from fedfac.rules import Asked, FactorRule, Threshold, decide
 from fedfac.split import Split
 from fedfac.state import references, same, state_of
+from fedfac.switches import Proximal, Refresh, ServerMomentum, Warmup
 from fedfac.training import Local, train_client
 
 HALF = Threshold.parse("50%")
 OFF: dict[str, Any] = {
     "head": "shared",
-    "elements": "personal",
-    "refresh": "personal",
+    "joint": False,
     "warmup": 0,
     "decay": 0.0,
     "hysteresis": 0.0,
-    "refresh_epochs": 0,
-    "mu": 0,
+    "refresh": 0,
+    "proximal": 0,
     "prior": 0,
     "average": 0,
-    "pull": 0,
     "statistics": 0,
     "server_momentum": 0,
 }
 
 
+def fedfac_with(**options: Any) -> Method:
+    return methods.build("fedfac", options)
+
+
+def plus(**options: Any) -> Method:
+    return methods.build("fedfac-plus", options)
+
+
 def trained(method: Method, **settings: Any) -> fedfac.Result:
     arguments: dict[str, Any] = {"rounds": 4, "rate": 0.6, "epochs": 1, "batch_size": 8, "seed": 3, "lanes": 1}
     return fedfac.fit(small_model(), small_federation(), method=method, **(arguments | settings))
+
+
+def plan_of(method: Method, model: torch.nn.Module | None = None) -> Plan:
+    return method.plan(Anatomy.of(method.wrapped(model or small_model())))
+
+
+def training(method: Method, model: torch.nn.Module | None = None) -> Training:
+    return plan_of(method, model).training
 
 
 def equal(one: fedfac.Result, other: fedfac.Result) -> bool:
@@ -58,22 +73,23 @@ def equal(one: fedfac.Result, other: fedfac.Result) -> bool:
 @pytest.mark.parametrize("schedule", ["dynamic", "static"])
 def test_with_every_switch_off_it_is_fedfac(schedule: str) -> None:
     plain = trained(methods.fedfac(layers=[1, 2], schedule=schedule))
-    plus = trained(methods.fedfac_plus(layers=[1, 2], schedule=schedule, **OFF))
-    assert equal(plus, plain)
-    assert plus.records == plain.records
+    off = trained(plus(layers=[1, 2], schedule=schedule, **OFF))
+    assert equal(off, plain)
+    assert off.records == plain.records
+    assert plus(**OFF).switches == ()
 
 
 @pytest.mark.parametrize(
     "switch",
-    ["warmup", "decay", "hysteresis", "refresh_epochs", "mu", "prior", "average", "statistics", "server_momentum"],
+    ["warmup", "decay", "hysteresis", "refresh", "proximal", "prior", "average", "statistics", "server_momentum"],
 )
 def test_no_switch_at_zero_does_anything_and_each_of_them_does_something(switch: str) -> None:
     on: dict[str, Any] = {
         "warmup": 2,
         "decay": 0.9,
         "hysteresis": 0.3,
-        "refresh_epochs": 1,
-        "mu": 0.5,
+        "refresh": 1,
+        "proximal": 0.5,
         "prior": 1.0,
         "average": 0.5,
         "statistics": 0.5,
@@ -81,28 +97,27 @@ def test_no_switch_at_zero_does_anything_and_each_of_them_does_something(switch:
     }
     rest: dict[str, Any] = {"layers": [1, 2], "on": "updates"}  # with which elements change sides in a short run
     plain = trained(methods.fedfac(**rest))
-    assert equal(trained(methods.fedfac_plus(**rest, **OFF)), plain)
-    assert not equal(trained(methods.fedfac(**rest, **{switch: on[switch]})), plain)
+    assert equal(trained(plus(**rest, **OFF)), plain)
+    assert not equal(trained(fedfac_with(**rest, **{switch: on[switch]})), plain)
 
 
-@pytest.mark.parametrize("head", ["shared", "personal", "split", "copy"])
+@pytest.mark.parametrize("head", ["shared", "personal"])
 def test_a_warm_up_that_never_ends_is_fedavg(head: str) -> None:
     """With momentum it is FedAvg with momentum."""
-    fedavg, slow = (trained(methods.fedavg(server_momentum=momentum)) for momentum in (0.0, 0.5))
+    fedavg, slow = (trained(methods.fedavg() | ServerMomentum(momentum)) for momentum in (0.0, 0.5))
     assert not equal(fedavg, slow)
     everything: dict[str, Any] = {
         "head": head,
         "decay": 0.9,
         "hysteresis": 0.1,
-        "refresh_epochs": 2,
-        "refresh": "personal",
-        "mu": 0,
+        "refresh": 2,
+        "proximal": 0,
         "prior": 0,
         "average": 0,
         "statistics": 0,
     }
     for rounds, momentum, wanted in ((4, 0, fedavg), (9, 0, fedavg), (9, 0.5, slow)):
-        warm = trained(methods.fedfac_plus(layers=[1], warmup=rounds, server_momentum=momentum, **everything))
+        warm = trained(plus(layers=[1], warmup=rounds, server_momentum=momentum, **everything))
         assert equal(warm, wanted)
         assert [r["test"] for r in warm.records] == [r["test"] for r in wanted.records]
         assert warm.splits == fedavg.splits
@@ -111,10 +126,10 @@ def test_a_warm_up_that_never_ends_is_fedavg(head: str) -> None:
 @pytest.mark.parametrize(
     "method",
     [
-        methods.fedper(warmup=9),
-        methods.all_personal(layers=[1], warmup=9),
-        methods.random_split(layers=[1], warmup=9),
-        methods.variance_split(layers=[1], warmup=9),
+        methods.fedper() | Warmup(9),
+        methods.all_personal(layers=[1]) | Warmup(9),
+        methods.random_split(layers=[1]) | Warmup(9),
+        methods.variance_split(layers=[1]) | Warmup(9),
     ],
     ids=lambda m: m.name,
 )
@@ -126,7 +141,7 @@ def test_other_methods_warm_up_the_same_way(method: Method) -> None:
 
 
 def test_after_the_warm_up_the_split_begins_from_the_common_model() -> None:
-    method = methods.fedper(warmup=2)
+    method = methods.fedper() | Warmup(2)
     fedavg = trained(methods.fedavg(), rounds=2)
     watched = trained(method, rounds=3)
     head = Anatomy.of(small_model()).head.tensors
@@ -140,11 +155,11 @@ def test_after_the_warm_up_the_split_begins_from_the_common_model() -> None:
 
 
 def test_the_first_decision_comes_after_the_warm_up() -> None:
-    dynamic = trained(methods.fedfac(layers=[1], warmup=2), rounds=5)
+    dynamic = trained(methods.fedfac(layers=[1]) | Warmup(2), rounds=5)
     assert [sorted(r["split"].get("0", {})) != [] for r in dynamic.records] == [False, False, True, True, True]
     assert ["tau" in r["split"].get("0", {}) for r in dynamic.records] == [False, False, True, True, True]
     assert [r["shared_share"] for r in dynamic.records] == [1, 1, 0.5, 0.5, 0.5]
-    static = trained(methods.fedfac(layers=[1], warmup=2, schedule="static"), rounds=5)
+    static = trained(methods.fedfac(layers=[1], schedule="static") | Warmup(2), rounds=5)
     assert ["tau" in r["split"].get("0", {}) for r in static.records] == [False, False, True, False, False]
     assert static.masks[3] == static.masks[4] == static.masks[5] == dynamic.masks[3]
     assert dynamic.splits[2].kept == frozenset()
@@ -152,7 +167,7 @@ def test_the_first_decision_comes_after_the_warm_up() -> None:
 
 @pytest.mark.parametrize("stopped", [1, 2, 3, 4])
 def test_a_run_resumes_exactly_before_in_and_after_the_warm_up(tmp_path: Path, stopped: int) -> None:
-    method = methods.fedfac_plus(layers=[1], warmup=2)
+    method = methods.fedfac_plus(layers=[1]) | Warmup(2)
     straight = trained(method, rounds=6, out=tmp_path / "straight")
     trained(method, rounds=stopped, out=tmp_path / "stopped")
     part = fedfac.load(tmp_path / "stopped", small_model(), method=method, federation=small_federation())
@@ -227,12 +242,18 @@ def test_the_first_decision_knows_no_margin_and_later_ones_do() -> None:
 # --- refreshing ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("build", [methods.fedfac_plus, methods.fedper, methods.fedrep], ids=lambda b: str(b.__name__))
-def test_refreshing_moves_the_personal_part_of_a_copy_and_nothing_else(build: Any) -> None:
-    options: dict[str, Any] = {}
-    if build is methods.fedfac_plus:
-        options = {"layers": [1], "warmup": 1, "head": "copy", "refresh": "personal"}
-    plain, fresh = (trained(build(refresh_epochs=epochs, **options)) for epochs in (0, 2))
+@pytest.mark.parametrize(
+    "method",
+    [
+        plus(layers=[1], warmup=1, head="personal", statistics=0),  # statistics are the client's own without a refresh
+        plus(layers=[1], warmup=1, head="personal", statistics=0, joint=False),
+        methods.fedper(),
+        methods.fedrep(),
+    ],
+    ids=["fedfac-plus", "fedfac-plus, its elements kept", "fedper", "fedrep"],
+)
+def test_refreshing_moves_the_personal_part_of_a_copy_and_nothing_else(method: Method) -> None:
+    plain, fresh = (trained(method | Refresh(epochs)) for epochs in (0, 2))
     assert same(plain.server, fresh.server)
     assert fresh.records[-1]["test"]["model"] == "fine-tuned"
     moved = set()
@@ -240,7 +261,7 @@ def test_refreshing_moves_the_personal_part_of_a_copy_and_nothing_else(build: An
         assert same(plain.state(client), fresh.state(client))
         before, after = references(plain.model(client)), references(fresh.model(client))
         for name, tensor in before.items():
-            shared = fresh.split.mask(name) & (name not in fresh.split.copies)
+            shared = fresh.split.mask(name)
             assert torch.equal(tensor[shared], after[name][shared]), name
             moved |= set() if torch.equal(tensor, after[name]) else {name}
     assert moved
@@ -251,10 +272,10 @@ def test_refreshing_moves_the_personal_part_of_a_copy_and_nothing_else(build: An
 
 
 @pytest.mark.parametrize(
-    "options", [{"warmup": 1}, {"warmup": 1, "schedule": "static"}, {"warmup": 0, "head": "split"}]
+    "options", [{"warmup": 1}, {"warmup": 1, "schedule": "static"}, {"warmup": 0, "layers": [1, -1]}]
 )
 def test_fedfac_plus_keeps_the_laws(options: dict[str, Any]) -> None:
-    check_method(methods.fedfac_plus(layers=[1, 2][: 1 if options.get("head") == "split" else 2], **options))
+    check_method(plus(**{"layers": [1, 2], **options}))
 
 
 @pytest.mark.parametrize(
@@ -262,33 +283,35 @@ def test_fedfac_plus_keeps_the_laws(options: dict[str, Any]) -> None:
     [
         ({"warmup": -1}, "warmup is -1; it is a whole number from 0 (off) up"),
         ({"warmup": 1.5}, "warmup is 1.5; it is a whole number from 0 (off) up"),
-        ({"refresh_epochs": -2}, "refresh_epochs is -2; it is a whole number from 0 (off) up"),
+        ({"refresh": -2}, "refresh is -2; it is a whole number from 0 (off) up"),
         ({"decay": 1.0}, "decay is 1.0; the weight of the round before is a number from 0 (none) to below 1"),
         ({"hysteresis": -0.1}, "hysteresis is -0.1; the margin is a number from 0 (none) to 1, in ranks"),
         ({"solver": "quick"}, "solver is 'quick'. Known: warm, cold."),
-        (
-            {"warmup": 3, "probe_all": True},
-            "probe_all looks at all clients before the first round; with a warm-up there is no such look",
-        ),
     ],
 )
 def test_switches_have_their_ranges(options: dict[str, Any], text: str) -> None:
-    assert message(ConfigError, lambda: methods.fedfac_plus(**options)) == text
-    if "warmup" in options and "probe_all" not in options:
-        assert message(ConfigError, lambda: methods.fedper(**options)) == text
+    assert message(ConfigError, lambda: plus(**options)) == text
+    if "solver" not in options:
+        assert message(ConfigError, lambda: methods.build("fedper", options)) == text
 
 
-@pytest.mark.parametrize("head", ["copy", "personal"])
-def test_without_a_split_it_does_not_matter_which_layers_are_not_split(head: str) -> None:
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("schedule", ["static", "dynamic"])
+def test_a_look_at_all_clients_before_the_first_round_leaves_no_room_for_a_warm_up(joint: bool, schedule: str) -> None:
+    method = fedfac_with(warmup=3, probe_all=True, joint=joint, schedule=schedule)
+    assert message(ConfigError, lambda: plan_of(method)) == (
+        "probe_all looks at all clients before the first round; with a warm-up there is no such look"
+    )
+
+
+def test_without_a_split_it_does_not_matter_which_layers_are_not_split() -> None:
     """A normalisation of which nothing is personal is frozen in a refresh, whether or not its layer is in Λ."""
-    rest: dict[str, Any] = {**OFF, "head": head, "tau": 0, "warmup": 1, "refresh_epochs": 2}
-    runs = [trained(methods.fedfac_plus(layers=layers, **rest)) for layers in ([1], [2], [1, 2])]
-    plain = trained(methods.fedper(warmup=1, refresh_epochs=2))
+    rest: dict[str, Any] = {**OFF, "head": "personal", "tau": 0, "warmup": 1, "refresh": 2}
+    runs = [trained(plus(layers=layers, **rest)) for layers in ([1], [2], [1, 2])]
+    runs.append(trained(methods.fedper() | Warmup(1) | Refresh(2)))
     for run in runs:
         assert equal(run, runs[0])
         assert [r["test"] for r in run.records] == [r["test"] for r in runs[0].records]
-        if head == "personal":
-            assert [r["test"] for r in run.records] == [r["test"] for r in plain.records]
 
 
 def test_a_refresh_trains_what_is_personal_and_nothing_else_moves() -> None:
@@ -328,8 +351,8 @@ def test_a_refresh_trains_what_is_personal_and_nothing_else_moves() -> None:
 
 @pytest.mark.parametrize("tau", [0, "50%"])
 def test_a_shared_head_can_be_refreshed_beside_what_is_personal(tau: Any) -> None:
-    rest: dict[str, Any] = {**OFF, "layers": [1], "tau": tau, "refresh": "head"}
-    plain, fresh = (trained(methods.fedfac_plus(**{**rest, "refresh_epochs": epochs})) for epochs in (0, 2))
+    method = plus(**{**OFF, "layers": [1], "tau": tau})
+    plain, fresh = (trained(method | Refresh(epochs, "head")) for epochs in (0, 2))
     head = Anatomy.of(small_model()).last(1)
     assert same(plain.server, fresh.server)  # in training it is as shared as it was
     assert not fresh.split.kept & head
@@ -345,8 +368,7 @@ def test_a_shared_head_can_be_refreshed_beside_what_is_personal(tau: Any) -> Non
 
 
 def test_a_head_that_is_split_is_refreshed_as_a_whole() -> None:
-    rest: dict[str, Any] = {**OFF, "layers": [2], "head": "split", "refresh": "head", "refresh_epochs": 2}
-    run = trained(methods.fedfac_plus(**rest))
+    run = trained(plus(**{**OFF, "layers": [2, -1]}) | Refresh(2, "head"))
     head = Anatomy.of(small_model()).head.name
     assert len(set(run.split.masks[head])) == 2
     before, after = run.state(0), references(run.model(0))
@@ -358,44 +380,43 @@ def test_a_head_that_is_split_is_refreshed_as_a_whole() -> None:
 def test_what_is_evaluated_has_its_name_from_the_first_round_on() -> None:
     """While all is shared, a refresh of what is personal trains nothing, one of the head or of everything does."""
     for refresh, first in (("personal", "global"), ("head", "fine-tuned"), ("all", "fine-tuned")):
-        rest: dict[str, Any] = {**OFF, "layers": [1], "warmup": 2, "refresh": refresh, "refresh_epochs": 1}
-        run = trained(methods.fedfac_plus(**rest), evaluate_every=1)
+        method = plus(**{**OFF, "layers": [1], "warmup": 2}) | Refresh(1, refresh)
+        run = trained(method, evaluate_every=1)
         assert [r["test"]["model"] for r in run.records] == [first] * 2 + ["fine-tuned"] * 2
 
 
 def test_a_refresh_of_everything_without_anything_personal_is_fedavg_plus() -> None:
-    rest: dict[str, Any] = {"layers": [1], "tau": 0, "warmup": 0, "refresh": "all", "refresh_epochs": 2}
+    """Newcomers included: they train everything for the run's epochs, however long the refresh is."""
     for momentum, average in ((0.0, 0.0), (0.0, 0.6), (0.5, 0.0), (0.5, 0.9)):
-        server = {"server_momentum": momentum, "average": average}
-        plus = trained(methods.fedfac_plus(**{**OFF, **rest, **server}), newcomers=0.4)
-        fedavg = trained(methods.fedavg_plus(finetune_epochs=2, **server), newcomers=0.4)
-        assert same(plus.server, fedavg.server)
-        assert [r.get("test") for r in plus.records] == [r.get("test") for r in fedavg.records]
-    # a newcomer of FedFac adapts for the run's local epochs: one
-    fedavg = trained(methods.fedavg_plus(finetune_epochs=1, server_momentum=0.5, average=0.9), newcomers=0.4)
-    assert plus.records[-1]["newcomers"] == fedavg.records[-1]["newcomers"]
-    words = message(ConfigError, lambda: methods.fedfac(refresh="everything"))
-    assert words == "refresh is 'everything'. Known: personal, head, all."
+        options = {"refresh": 2, "refresh_trains": "all", "server_momentum": momentum, "average": average}
+        whole = trained(plus(**{**OFF, "layers": [1], "tau": 0, **options}), newcomers=0.4)
+        fedavg = trained(methods.build("fedavg+", options), newcomers=0.4)
+        assert same(whole.server, fedavg.server)
+        assert whole.records == fedavg.records
+    words = message(ConfigError, lambda: fedfac_with(refresh_trains="everything"))
+    assert words == "refresh_trains is 'everything'. Known: personal, head, all."
 
 
 # --- held near what was received -----------------------------------------------------------------------------------
 
 
 def test_held_near_the_server_it_trains_as_fedprox() -> None:
-    plus = methods.fedfac_plus(mu=0.3, prior=0, average=0)
-    prox, free = (methods.fedprox(mu=mu, server_momentum=0.5) for mu in (0.3, 0.1))
-    assert plus.training == prox.training != free.training
-    assert same(trained(plus).server, trained(prox).server)
+    held = plus(proximal=0.3, prior=0, average=0)
+    prox, free = (methods.fedprox(mu=mu) | ServerMomentum(0.5) for mu in (0.3, 0.1))
+    assert training(held) == training(prox) != training(free)
+    assert same(trained(held).server, trained(prox).server)
     assert not same(trained(prox).server, trained(free).server)
-    assert same(trained(methods.fedper(personal_layers=0, mu=0.3)).server, trained(methods.fedprox(mu=0.3)).server)
-    assert methods.fedper(mu=0.3).training != methods.fedper().training
+    near = methods.fedper(personal_layers=0) | Proximal(0.3)
+    assert training(near) == training(methods.fedprox(mu=0.3))
+    assert same(trained(near).server, trained(methods.fedprox(mu=0.3)).server)
+    assert training(methods.fedper() | Proximal(0.3)) != training(methods.fedper())
 
 
 @pytest.mark.parametrize("smoothing", ["fixed", "learned"])
 def test_a_strong_term_holds_everything_and_a_weak_one_nothing(smoothing: str) -> None:
     """With class frequencies in the loss as well, and with those that are learned."""
     plain, weak, strong = (
-        trained(methods.fedfac_plus(smoothing=smoothing, mu=mu), optimizer="sgd", lr=1e-3, epochs=8).server
+        trained(plus(prior_smoothing=smoothing, proximal=mu), optimizer="sgd", lr=1e-3, epochs=8).server
         for mu in (0.0, 1e-6, 900.0)
     )
     start = state_of(small_model())
@@ -410,7 +431,7 @@ def test_how_near_it_is_held_is_left_to_the_network() -> None:
     """Without a normalisation .01, and 0 with one, whichever way it normalises; a number is a number anywhere."""
 
     def server(model: torch.nn.Module, **options: Any) -> dict[str, torch.Tensor]:
-        method = methods.fedfac_plus(layers=[1], **options)
+        method = plus(layers=[1], **options)
         return dict(fedfac.fit(model, small_federation(), method=method, rounds=2, rate=0.6, epochs=2, seed=3).server)
 
     def network(*between: torch.nn.Module) -> torch.nn.Module:
@@ -420,26 +441,34 @@ def test_how_near_it_is_held_is_left_to_the_network() -> None:
         )
 
     plain = network()
-    assert same(server(plain), server(plain, mu=0.01))
-    assert not same(server(plain), server(plain, mu=0))
+    assert same(server(plain), server(plain, proximal=0.01))
+    assert not same(server(plain), server(plain, proximal=0))
     for norm in (torch.nn.BatchNorm1d(8), torch.nn.LayerNorm(8), torch.nn.GroupNorm(2, 8)):
         normal = network(norm)
-        assert same(server(normal), server(normal, mu=0))
-        assert not same(server(normal), server(normal, mu=0.01))
-    assert methods.fedfac_plus().options["mu"] is None
-    assert methods.fedfac().options["mu"] == methods.fedper().options["mu"] == 0
-    left = methods.fedfac_plus(prior=0).training
-    assert left not in {methods.fedfac_plus(prior=0, mu=mu).training for mu in (0, 0.01)}  # it depends on the network
+        assert same(server(normal), server(normal, proximal=0))
+        assert not same(server(normal), server(normal, proximal=0.01))
+    assert methods.fedfac_plus().describe()["proximal"] is None
+    assert "proximal" not in methods.fedfac().describe() | methods.fedper().describe()
     known = methods.options_of("fedfac-plus")
-    assert value_of("fedfac-plus", "mu", "0.1", known) == 0.1
-    words = message(ConfigError, lambda: value_of("fedfac-plus", "mu", "near", known))
-    assert words == "mu of 'fedfac-plus' is 'near'; it is a number"
-    words = message(ConfigError, lambda: value_of("fedavg+", "finetune_epochs", "few", methods.options_of("fedavg+")))
-    assert words == "finetune_epochs of 'fedavg+' is 'few'; it is a whole number"
+    assert value_of("fedfac-plus", "proximal", "0.1", known) == 0.1
+    words = message(ConfigError, lambda: value_of("fedfac-plus", "proximal", "near", known))
+    assert words == "proximal of 'fedfac-plus' is 'near'; it is a number"
+    words = message(ConfigError, lambda: value_of("fedrep", "head_epochs", "few", methods.options_of("fedrep")))
+    assert words == "head_epochs of 'fedrep' is 'few'; it is a whole number"
+
+
+def test_two_that_leave_it_to_the_network_train_alike_where_the_network_says_the_same() -> None:
+    plain = torch.nn.Sequential(torch.nn.Linear(72, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    left, none, near = (plus(proximal=mu) for mu in (None, 0, 0.01))
+    assert training(left, plain) == training(near, plain) != training(none, plain)
+    normal = small_model()
+    assert training(left, normal) == training(none, normal) != training(near, normal)
 
 
 def test_held_near_it_keeps_the_laws() -> None:
-    check_method(methods.fedfac_plus(mu=0.1, smoothing="learned"))
-    check_method(methods.fedfac(mu=0.1, layers=[1]))
-    words = message(ConfigError, lambda: methods.fedfac_plus(mu=-1.0))
-    assert words == "mu is -1.0; the weight of the proximal term is a number from 0 (FedAvg) up"
+    check_method(plus(proximal=0.1, prior_smoothing="learned"))
+    check_method(methods.fedfac(layers=[1]) | Proximal(0.1))
+    words = message(ConfigError, lambda: plus(proximal=-1.0))
+    assert words == (
+        "proximal is -1.0; the weight of the proximal term is a number from 0 (off) up, or left out: by the network"
+    )

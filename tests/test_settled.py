@@ -27,17 +27,18 @@ def plain_model() -> nn.Module:
 @pytest.mark.parametrize(
     ("name", "options", "settled"),
     [
-        ("fedfac-plus", {}, {"mu": 0.01}),
-        ("fedfac-plus", {"mu": 0.5}, {}),
+        ("fedfac-plus", {}, {"proximal": 0.01}),
+        ("fedfac-plus", {"proximal": 0.5}, {}),
         ("lg-fedavg", {}, {"local_layers": 1}),
-        ("fedavg+", {}, {"finetune_epochs": EPOCHS}),
-        ("fedavg+", {"finetune_epochs": 7}, {}),
-        ("fedprox+", {}, {"finetune_epochs": EPOCHS}),
+        ("fedavg+", {}, {"refresh": EPOCHS}),
+        ("fedavg+", {"refresh": 7}, {}),
+        ("fedprox+", {}, {"refresh": EPOCHS}),
         ("fedrep", {}, {"head_epochs": EPOCHS}),
-        ("fedbabu", {}, {"finetune_epochs": EPOCHS}),
+        ("fedbabu", {}, {"refresh": EPOCHS}),
         ("ditto", {}, {"personal_epochs": EPOCHS}),
         ("apfl", {}, {"personal_epochs": EPOCHS}),
-        ("fedper", {"mu": 0.01}, {}),
+        ("fedper", {"proximal": 0.01}, {}),
+        ("fedper", {"proximal": None, "refresh": None}, {"proximal": 0.01, "refresh": EPOCHS}),
     ],
 )
 def test_a_run_records_what_was_left_open(
@@ -62,9 +63,9 @@ def test_the_network_decides_and_people_are_told(tmp_path: Path, capsys: pytest.
         out = tmp_path / mu
         fedfac.fit(model, small_federation(), method=methods.fedfac_plus(), rounds=1, epochs=1, out=out)
         assert main(["inspect", str(out)]) == 0
-        assert f" mu={mu}," in capsys.readouterr().out.replace("\n", " ")
+        assert f" proximal={mu}," in capsys.readouterr().out.replace("\n", " ")
         (run,) = facts.gather([out])["runs"]
-        assert dict(run["options"])["mu"] == mu
+        assert dict(run["options"])["proximal"] == mu
 
 
 def test_a_run_from_before_goes_on(tmp_path: Path) -> None:
@@ -74,5 +75,5 @@ def test_a_run_from_before_goes_on(tmp_path: Path) -> None:
     text = (out / "config.json").read_text()
     assert '"settled"' in text
     (out / "config.json").write_text(text.replace('"settled"', '"of no meaning"'))
-    assert method_used(read_config(out))["mu"] is None
+    assert method_used(read_config(out))["proximal"] is None
     assert fedfac.fit(plain_model(), small_federation(), rounds=2, resume=True, **settings).finished

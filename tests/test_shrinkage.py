@@ -1,8 +1,9 @@
-"""After a refresh, what it trained moves a share of the way back to where it began (shrinkage)."""
+"""After a refresh, what it trained moves a share of the way back to where it began (Refresh(shrinkage=...))."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,20 +18,27 @@ from fedfac import methods
 from fedfac.conformance import small_federation, small_model
 from fedfac.errors import ConfigError
 from fedfac.method import Method, check_method
-from fedfac.methods.prior import BUFFER
 from fedfac.state import State, references
+from fedfac.switches import Average, Refresh, Statistics
+from fedfac.switches.prior import BUFFER
 
 SHORT: dict[str, Any] = {"rounds": 3, "cohort": 3, "epochs": 1, "batch_size": 8, "device": "cpu", "lanes": 1}
-BUILDERS: dict[str, Callable[..., Method]] = {
-    "fedavg+": lambda **o: methods.fedavg_plus(finetune_epochs=2, **o),
-    "fedavg+, averaged": lambda **o: methods.fedavg_plus(finetune_epochs=2, average=0.5, **o),
-    "fedprox+": lambda **o: methods.fedprox_plus(finetune_epochs=1, mu=0.5, **o),
-    "fedper": lambda **o: methods.fedper(refresh_epochs=2, **o),
-    "fedfac": lambda **o: methods.fedfac(layers=[1], refresh_epochs=2, **o),
-    "fedfac-plus": lambda **o: methods.fedfac_plus(layers=[1], **o),
-    "fedfac-plus, its head too": lambda **o: methods.fedfac_plus(layers=[1], refresh="head", **o),
-    "fedfac-plus, all": lambda **o: methods.fedfac_plus(layers=[1], refresh="all", **o),
+METHODS: dict[str, Method] = {
+    "fedavg+": methods.fedavg_plus() | Refresh(2, "all"),
+    "fedavg+, averaged": methods.fedavg_plus() | Refresh(2, "all") | Average(0.5),
+    "fedprox+": methods.fedprox_plus(mu=0.5) | Refresh(1, "all"),
+    "fedper": methods.fedper() | Refresh(2),
+    "fedfac": methods.fedfac(layers=[1]) | Refresh(2),
+    "fedfac-plus": methods.fedfac_plus(layers=[1]),
+    "fedfac-plus, its head too": methods.fedfac_plus(layers=[1]) | Refresh(3, "head"),
+    "fedfac-plus, all": methods.fedfac_plus(layers=[1]) | Refresh(3, "all"),
 }
+
+
+def shrunk(method: Method, share: float) -> Method:
+    """The same with a refresh that goes back."""
+    (own,) = [switch for switch in method.switches if isinstance(switch, Refresh)]
+    return method | replace(own, shrinkage=share)
 
 
 def trained(method: Method, model: nn.Module | None = None, **changes: Any) -> fedfac.Result:
@@ -43,13 +51,13 @@ def states(method: Method, client: int) -> tuple[State, State]:
     return result.state(client), references(result.model(client))
 
 
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("share", [0.25, 0.9])
 def test_a_client_ends_between_where_the_refresh_ends_and_where_it_began(name: str, share: float) -> None:
+    method = METHODS[name] | Statistics(0)
     for client in (0, 4):
-        began, ended = states(BUILDERS[name](statistics=0) if "plus" in name else BUILDERS[name](), client)
-        options = {"shrinkage": share, **({"statistics": 0} if "plus" in name else {})}
-        same_start, found = states(BUILDERS[name](**options), client)
+        began, ended = states(method, client)
+        same_start, found = states(shrunk(method, share), client)
         assert bitwise(began, same_start)  # the training is the same
         moved = {n for n in began if began[n].is_floating_point() and not torch.equal(began[n], ended[n])}
         assert moved
@@ -61,21 +69,21 @@ def test_a_client_ends_between_where_the_refresh_ends_and_where_it_began(name: s
 
 
 def test_with_none_of_it_nothing_changes() -> None:
-    for build in BUILDERS.values():
-        assert trained(build(shrinkage=0.0)).records == trained(build()).records
+    for method in METHODS.values():
+        assert shrunk(method, 0.0) == method
 
 
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("name", METHODS)
 def test_it_changes_predictions_and_no_number_of_the_training(name: str) -> None:
-    plain, shrunk = (trained(BUILDERS[name](**o), newcomers=0.4) for o in ({}, {"shrinkage": 0.5}))
-    assert BUILDERS[name]().training == BUILDERS[name](shrinkage=0.5).training
-    assert bitwise(plain.server, shrunk.server)
-    assert [r["train_loss"] for r in plain.records] == [r["train_loss"] for r in shrunk.records]
-    assert plain.records[-1]["test"]["loss"] != shrunk.records[-1]["test"]["loss"]
-    served = [r.records[-1]["newcomers"]["adapt"]["loss"] for r in (plain, shrunk)]
-    # FedPer's newcomers begin at a head that nobody trains: they do not go back to it. FedFac's own elements likewise
-    # begin at the server's, and go back to what there is of them there.
-    assert (served[0] == served[1]) is (name == "fedper")
+    plain, back = (trained(shrunk(METHODS[name], share), newcomers=0.4) for share in (0.0, 0.5))
+    assert plain.plan is not None
+    assert back.plan is not None
+    assert plain.plan.training == back.plan.training
+    assert bitwise(plain.server, back.server)
+    assert [r["train_loss"] for r in plain.records] == [r["train_loss"] for r in back.records]
+    assert plain.records[-1]["test"]["loss"] != back.records[-1]["test"]["loss"]
+    served = [r.records[-1]["newcomers"]["adapt"]["loss"] for r in (plain, back)]
+    assert served[0] != served[1]  # a new client goes back to what it began with, as all others do
 
 
 @settings(max_examples=10, deadline=None)
@@ -83,18 +91,20 @@ def test_it_changes_predictions_and_no_number_of_the_training(name: str) -> None
 def test_stacked_clients_go_back_as_far(share: float, refresh: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(72, 6), nn.ReLU(), nn.Linear(6, 3))
-    method = methods.fedfac_plus(layers=[1], refresh=refresh, shrinkage=share)
+    method = methods.fedfac_plus(layers=[1]) | Refresh(3, refresh, share)
     one, many = (trained(method, model, stack=stack).records[-1]["test"]["loss"] for stack in (False, True))
     assert one == pytest.approx(many, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["fedavg+", "fedper", "fedfac-plus, all"])
 def test_it_keeps_the_laws(name: str) -> None:
-    check_method(BUILDERS[name](shrinkage=0.3))
+    check_method(shrunk(METHODS[name], 0.3))
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
 def test_a_share_out_of_range_is_explained(share: float) -> None:
-    words = f"shrinkage is {share}; the share of the way back is a number from 0 to below 1"
-    for build in BUILDERS.values():
-        assert message(ConfigError, lambda build=build: trained(build(shrinkage=share))) == words  # type: ignore[misc]
+    words = f"shrinkage is {share}; the fraction of the way back is a number from 0 to below 1"
+    assert message(ConfigError, lambda: Refresh(3, "all", share)) == words
+    for name in methods.METHODS:
+        build = partial(methods.build, name, {"refresh_shrinkage": share})
+        assert message(ConfigError, build) == words

@@ -167,7 +167,7 @@ def test_a_layer_whose_tensors_are_all_personal_needs_no_mask() -> None:
 
 def test_what_a_split_names_can_be_a_key() -> None:
     """A GPU lane keeps its recorded steps by the set of tensors that they train."""
-    for split in (example(), example(personal=("3.weight",)), dataclasses.replace(example(), copies={"3.weight": 0.5})):
+    for split in (example(), example(personal=("3.weight",)), dataclasses.replace(example(), anew=True)):
         assert {split.own: 1, split.kept: 2, split.mixed: 3}
 
 

@@ -79,10 +79,10 @@ def test_a_stacked_run_is_the_run_of_the_lanes(name: str, optimizer: dict[str, A
 
 @pytest.mark.parametrize(
     "options",
-    [{"warmup": 1}, {"warmup": 0, "head": "personal"}, {"warmup": 1, "head": "shared"}, {"smoothing": "learned"}],
+    [{"warmup": 1}, {"warmup": 0, "head": "personal"}, {"warmup": 1, "head": "shared"}, {"prior_smoothing": "learned"}],
 )
 def test_fedfac_plus_is_stacked_with_the_priors_that_clients_count(options: dict[str, Any]) -> None:
-    method = methods.fedfac_plus(layers=[2], **options)
+    method = methods.build("fedfac-plus", {"layers": [2], **options})
     one, many = (run(stack, method, rounds=4, newcomers=0.3) for stack in (False, True))
     alike(one, many)
     served = [result.records[-1]["newcomers"]["adapt"]["loss"] for result in (one, many)]

@@ -17,10 +17,10 @@ from fedfac.conformance import small_federation, small_model
 from fedfac.data.federation import one_client
 from fedfac.errors import ConfigError
 from fedfac.method import Begin
-from fedfac.methods import own_statistics
-from fedfac.methods.own_statistics import Measured
 from fedfac.seeds import global_stream, stream
 from fedfac.state import clone, references
+from fedfac.switches import Statistics, statistics
+from fedfac.switches.statistics import Measured
 
 SHORT: dict[str, Any] = {"rounds": 3, "cohort": 3, "epochs": 1, "batch_size": 8, "device": "cpu", "evaluate_every": 1}
 
@@ -50,7 +50,7 @@ def test_every_method_that_has_it_keeps_the_laws(name: str) -> None:
 def test_it_is_the_mixture_of_the_clients_own_and_the_shared_distribution(
     share: float, samples: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_statistics, "BATCH", batch)
+    monkeypatch.setattr(statistics, "BATCH", batch)
     x = stream(1, "inputs").normal(2, 3, (samples, 4)).astype(np.float32)
     model = normalised()
     state = references(model)
@@ -83,7 +83,7 @@ def test_one_sample_has_no_variance() -> None:
 
 def test_training_does_not_see_it_and_nothing_of_it_leaves_a_client() -> None:
     plain, own = (
-        fedfac.fit(small_model(), small_federation(), method=methods.fedper(statistics=share), **SHORT)
+        fedfac.fit(small_model(), small_federation(), method=methods.fedper() | Statistics(share), **SHORT)
         for share in (0.0, 1.0)
     )
     assert bitwise(plain.server, own.server)
@@ -95,14 +95,15 @@ def test_a_model_without_statistics_is_left_alone() -> None:
     with global_stream(0, "model"):
         model = nn.Sequential(nn.Flatten(), nn.Linear(72, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 3))
     plain, own = (
-        fedfac.fit(model, small_federation(), method=methods.fedper(statistics=share), **SHORT) for share in (0.0, 1.0)
+        fedfac.fit(model, small_federation(), method=methods.fedper() | Statistics(share), **SHORT)
+        for share in (0.0, 1.0)
     )
     assert plain.records == own.records
-    assert methods.fedper(statistics=1.0).plan(Anatomy.of(model)).refresh == ()
+    assert (methods.fedper() | Statistics(1.0)).plan(Anatomy.of(model)) == methods.fedper().plan(Anatomy.of(model))
 
 
 def test_a_shared_model_is_then_the_clients_own() -> None:
-    method = methods.fedfac(layers=[1], tau=0, statistics=0.5)
+    method = methods.fedfac(layers=[1], tau=0) | Statistics(0.5)
     result = fedfac.fit(small_model(), small_federation(), method=method, **SHORT)
     assert result.records[-1]["test"]["model"] == "personal"
     states = [result.model(client).state_dict() for client in range(2)]
@@ -126,7 +127,7 @@ def test_it_serves_clients_whose_instruments_differ_and_newcomers_too() -> None:
     settings: dict[str, Any] = {"rounds": 15, "cohort": 8, "epochs": 3, "batch_size": 16, "lr": 0.01, "device": "cpu"}
     shared, own = (
         fedfac.fit(
-            model, federation, method=methods.fedfac(layers=[1], tau=0, statistics=share), newcomers=0.2, **settings
+            model, federation, method=methods.fedfac(layers=[1], tau=0) | Statistics(share), newcomers=0.2, **settings
         ).records[-1]
         for share in (0.0, 1.0)
     )
@@ -136,6 +137,6 @@ def test_it_serves_clients_whose_instruments_differ_and_newcomers_too() -> None:
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
 def test_bad_requests_are_refused(share: float) -> None:
-    assert message(ConfigError, lambda: methods.fedper(statistics=share)) == (
+    assert message(ConfigError, lambda: methods.fedper() | Statistics(share)) == (
         f"statistics is {share}; the share of a client's own is a number from 0 (none) to 1 (all)"
     )

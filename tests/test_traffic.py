@@ -57,9 +57,9 @@ def weighed(method: str, folder: Path, **changes: Any) -> tuple[Scales, dict[str
 
 
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in sorted(methods.METHODS)]
-CASES += [("fedfac-plus", {"method__warmup": 2, "method__elements": "personal"}), ("fedfac", {"model__name": "mlp"})]
+CASES += [("fedfac-plus", {"method__warmup": 2, "method__joint": False}), ("fedfac", {"model__name": "mlp"})]
 CASES += [("fedper", {"method__warmup": 2}), ("fedfac", {"method__warmup": 2, "method__head": "personal"})]
-CASES += [("fedfac-plus", {"method__smoothing": "learned"}), ("fedfac", {"evaluate_every": 3})]
+CASES += [("fedfac-plus", {"method__prior_smoothing": "learned"}), ("fedfac", {"evaluate_every": 3})]
 CASES += [("fedfac", {"evaluate_clients": 2}), ("fedper", {"newcomers": 0.25, "evaluate_every": 2})]
 
 
