@@ -377,7 +377,7 @@ def _expand(out: Path, wanted: Mapping[str, Any]) -> Comparison:
     for (setting, overrides), label, seed in itertools.product(settings, labels, seeds):
         name, own = parse_method(label)
         mine = options_of(name)
-        options = {key: value for key, value in common.items() if key in mine}
+        options = {key: value for key, value in common.items() if methods.takes(name, key)}
         options |= {key: value_of(name, key, value, mine) for key, value in own.items()}
         asked = merged(merged(tables, overrides), {"train": {"seed": seed}})
         config = Config.from_dict({**asked, "method": {"name": name, **options}})

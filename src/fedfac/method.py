@@ -321,7 +321,10 @@ class Method:
         plan = self.base(anatomy)
         plan = replace(plan, training=replace(plan.training, wraps=self.wraps))
         for switch in self.switches:
-            plan = switch.apply(plan, anatomy)
+            try:
+                plan = switch.apply(plan, anatomy)
+            except ConfigError as error:
+                raise ConfigError(f"{self.name} with {error}") from error
         return plan
 
     @property

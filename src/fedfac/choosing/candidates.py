@@ -77,7 +77,7 @@ def candidates(asked: Mapping[str, Any], anatomy: Anatomy, *, rounds: int, picke
     for name in SHORTLIST:
         if not hidden and name in ("fedper", "fedfac-plus"):  # the head is all there is: FedPer would be local
             continue
-        own = {key: value for key, value in options.items() if key in methods.options_of(name)}
+        own = {key: value for key, value in options.items() if methods.takes(name, key)}
         if _is_auto(own.get("tau")):
             del own["tau"]  # the variants have some
         for variant in _variants(name, warmup_of(rounds)):

@@ -16,6 +16,7 @@ from fedfac.choosing.candidates import options_known
 from fedfac.config import TYPED_SECTIONS, merged, read_toml, value_type
 from fedfac.errors import ConfigError
 from fedfac.options import reader
+from fedfac.switches import SWITCHES, summary, switch_parameters
 
 if TYPE_CHECKING:
     from fedfac.observers import Observer
@@ -42,8 +43,12 @@ def add_experiment_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--weights", dest="model.weights", metavar="FILE", help="start from a safetensors file")
     _add_options(group, "model", {name: models.options_of(name) for name in models.MODELS})
-    group = parser.add_argument_group("[method]", "options of the methods that have them")
-    _add_options(group, "method", {name: methods.options_of(name) for name in methods.METHODS})
+    group = parser.add_argument_group("[method]", "parameters of the methods that have them")
+    _add_options(group, "method", {name: methods.parameters_of(name) for name in methods.METHODS})
+    group = parser.add_argument_group("[method]: switches", "what can be added to any method")
+    for kind in SWITCHES.values():
+        for name, parameter in switch_parameters(kind).items():
+            _add_option(group, f"method.{name}", parameter, summary(kind) if name == kind.name else f"of --{kind.name}")
 
 
 def _add_options(group: Any, section: str, owners: Mapping[str, Mapping[str, inspect.Parameter]]) -> None:
@@ -53,11 +58,15 @@ def _add_options(group: Any, section: str, owners: Mapping[str, Mapping[str, ins
         for name, parameter in parameters.items():
             options.setdefault(name, (parameter, []))[1].append(owner)
     for name, (parameter, having) in options.items():
-        flag, dest, text = f"--{name.replace('_', '-')}", f"{section}.{name}", ", ".join(having)
-        if isinstance(parameter.default, bool):
-            group.add_argument(flag, dest=dest, action=argparse.BooleanOptionalAction, help=text)
-        else:
-            group.add_argument(flag, dest=dest, type=reader(parameter), metavar=_metavar(parameter), help=text)
+        _add_option(group, f"{section}.{name}", parameter, ", ".join(having))
+
+
+def _add_option(group: Any, dest: str, parameter: inspect.Parameter, text: str) -> None:
+    flag = f"--{dest.partition('.')[2].replace('_', '-')}"
+    if isinstance(parameter.default, bool):
+        group.add_argument(flag, dest=dest, action=argparse.BooleanOptionalAction, help=text)
+    else:
+        group.add_argument(flag, dest=dest, type=reader(parameter), metavar=_metavar(parameter), help=text)
 
 
 def add_running_flags(parser: argparse.ArgumentParser) -> None:

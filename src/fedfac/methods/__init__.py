@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
+from torch import nn
+
 from fedfac import switches
+from fedfac.anatomy import Anatomy
 from fedfac.errors import ConfigError, did_you_mean
 from fedfac.method import Method
 from fedfac.methods.averaging import fedavg, fedavg_plus, fedprox, fedprox_plus, local
@@ -81,8 +84,32 @@ def parameters_of(name: str) -> dict[str, inspect.Parameter]:
 
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:
-    """The parameters of a method, and the options of all switches."""
-    return {**switches.parameters(), **parameters_of(name)}
+    """The parameters of a method, and the options of all switches; a switch that the method has shows its values."""
+    there = {k: v for switch in METHODS[name]().switches for k, v in switches.options_of(switch).items()}
+    known = switches.parameters()
+    own = {key: known[key].replace(default=value) for key, value in there.items() if value is not None}
+    return {**known, **own, **parameters_of(name)}
+
+
+@cache
+def takes(name: str, option: str) -> bool:
+    """Whether a method has an option that is given to several: a parameter of its own, or a switch that applies."""
+    if option in parameters_of(name):
+        return True
+    kinds = [kind for kind in switches.SWITCHES.values() if option in switches.option_names(kind)]
+    if not kinds:
+        return False
+    method = METHODS[name]() | kinds[0]()
+    try:
+        method.plan(Anatomy.of(method.wrapped(_small())))
+    except ConfigError:
+        return False
+    return True
+
+
+def _small() -> nn.Module:
+    """A network with something of everything that switches look at."""
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 3))
 
 
 __all__ = [
@@ -111,5 +138,6 @@ __all__ = [
     "parameters_of",
     "pfedme",
     "random_split",
+    "takes",
     "variance_split",
 ]

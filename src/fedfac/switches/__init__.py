@@ -63,13 +63,21 @@ def options_of(switch: Switch) -> dict[str, Any]:
     return {option: getattr(switch, name) for option, name in option_names(type(switch)).items()}
 
 
+def switch_parameters(kind: type[Any]) -> dict[str, inspect.Parameter]:
+    """Every option of a switch, with its default."""
+    known = inspect.signature(kind).parameters
+    return {option: known[name] for option, name in option_names(kind).items()}
+
+
 def parameters() -> dict[str, inspect.Parameter]:
     """Every option of every switch, with its default."""
-    found: dict[str, inspect.Parameter] = {}
-    for kind in SWITCHES.values():
-        known = inspect.signature(kind).parameters
-        found |= {option: known[name] for option, name in option_names(kind).items()}
-    return found
+    return {option: own for kind in SWITCHES.values() for option, own in switch_parameters(kind).items()}
+
+
+def summary(kind: type[Any]) -> str:
+    """The first sentence about a switch, and where it comes from."""
+    first = inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].replace("\n", " ").replace("``", "")
+    return f"{first} ({kind.paper})"
 
 
 def switched(method: Method, options: Mapping[str, Any]) -> Method:

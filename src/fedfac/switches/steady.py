@@ -40,7 +40,7 @@ class Decay:
 
 @dataclass(frozen=True)
 class Hysteresis:
-    """An element changes sides only if its score passes τ by this margin (see :class:`fedfac.rules.Threshold`).
+    """An element changes sides only if its score passes τ by this margin.
 
     In ranks where τ is a quantile: .1 at τ = 50 % means into the upper, or the lower, 40 %.
     """

@@ -20,7 +20,7 @@ class Warmup:
     rounds: int = 10
     name: ClassVar[str] = "warmup"
     changes: ClassVar[str] = "training and prediction"
-    paper: ClassVar[str] = "as in FedBABU's and FedRep's official runs; ours for elements"
+    paper: ClassVar[str] = "ours"
     wrap: ClassVar[None] = None
 
     def __post_init__(self) -> None:
