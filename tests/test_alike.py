@@ -37,7 +37,7 @@ GROUPS = [
         "fedfac-plus:warmup=1:head=personal:proximal=0.01",
         "fedfac-plus:warmup=1:head=personal:proximal=0.01:refresh_trains=all",
         "fedfac-plus:warmup=1:head=personal:proximal=0.01:average=0:refresh=0",
-        "fedfac:head=personal:warmup=1:joint=true:prior=1:server_momentum=0.5:proximal=0.01",
+        "fedfac:head=personal:warmup=1:joint=true:prior=1:average=0.5:server_momentum=0.5:proximal=0.01",
     ],
     ["fedfac-plus:warmup=1", "fedfac-plus:warmup=1:refresh_trains=head", "fedfac-plus:warmup=1:refresh=0"],
     [  # what all clients train: everyone decides for itself, what it measures is not what the first one does

@@ -284,7 +284,7 @@ def test_steps_of_one_kind_are_told_from_others() -> None:
         (only,) = found
         return only
 
-    assert kind(Phase()) == kind(Phase(epochs=3)) == kind(Phase(epochs=1, back=0.5))
+    assert kind(Phase()) == kind(Phase(epochs=3)) == kind(Phase(epochs=1, shrinkage=0.5))
     assert kind(own) == kind(replace(own, epochs=2))
     head = frozenset({"7.weight", "7.bias"})
     everything = half.with_masks({"0": (False,) * 6})

@@ -239,6 +239,11 @@ class Plan:
         return None if self.deciding is None else self.deciding.rule
 
     @property
+    def shares_nothing(self) -> bool:
+        """Whether every client is by itself."""
+        return self.deciding is None and self.split.shared_numel() == 0
+
+    @property
     def warmup(self) -> int:
         """The rounds in which everything is shared."""
         return max(self.training.warmup, 0 if self.deciding is None else self.deciding.after)

@@ -72,44 +72,44 @@ METHODS = {
     "variance split": "variance",
 }
 
-PLUS = "fedfac-plus:elements=personal"  # FedFac+ whose split layers are split in training
+PLUS = "fedfac-plus:joint=false"  # FedFac+ whose split layers are split in training
 OPTIONS = {
     # global models
     "fedavg / averaged predictions": "fedavg:average=0.5",
     "fedavg / averaged predictions, short memory": "fedavg:average=0.1",
     "fedavg / server momentum": "fedavg:server_momentum=0.5",
-    "fedavg / server rate": "fedavg:eta_g=0.5",
-    "fedavg, fine-tuned / epochs, rate, shrinkage": "fedavg+:finetune_epochs=2:finetune_lr=0.5:shrinkage=0.25",
-    "fedavg, fine-tuned / averaged, momentum": "fedavg+:average=0.5:server_momentum=0.5:eta_g=0.9",
-    "fedprox / averaged, momentum": "fedprox:mu=1:average=0.5:server_momentum=0.5:eta_g=0.9",
-    "fedprox, fine-tuned / epochs, rate, shrinkage": "fedprox+:mu=1:finetune_epochs=2:finetune_lr=0.5:shrinkage=0.25",
-    "fedprox, fine-tuned / averaged, momentum": "fedprox+:average=0.5:server_momentum=0.5:eta_g=0.9",
+    "fedavg / server rate": "fedavg:server_rate=0.5",
+    "fedavg, fine-tuned / epochs, rate, shrinkage": "fedavg+:refresh=2:refresh_shrinkage=0.25",
+    "fedavg, fine-tuned / averaged, momentum": "fedavg+:average=0.5:server_momentum=0.5:server_rate=0.9",
+    "fedprox / averaged, momentum": "fedprox:mu=1:average=0.5:server_momentum=0.5:server_rate=0.9",
+    "fedprox, fine-tuned / epochs, rate, shrinkage": "fedprox+:mu=1:refresh=2:refresh_shrinkage=0.25",
+    "fedprox, fine-tuned / averaged, momentum": "fedprox+:average=0.5:server_momentum=0.5:server_rate=0.9",
     # whole layers
     "fedper / two layers": "fedper:personal_layers=2",
     "fedper / no layer": "fedper:personal_layers=0",
     "fedper / warm-up": "fedper:warmup=1",
-    "fedper / refresh": "fedper:refresh_epochs=2",
-    "fedper / refresh at half the rate, shrunk": "fedper:refresh_epochs=2:refresh_lr=0.5:shrinkage=0.25",
-    "fedper / proximal": "fedper:mu=0.1",
+    "fedper / refresh": "fedper:refresh=2",
+    "fedper / refresh at half the rate, shrunk": "fedper:refresh=2:refresh_shrinkage=0.25",
+    "fedper / proximal": "fedper:proximal=0.1",
     "fedper / prior": "fedper:prior=1",
-    "fedper / learned prior": "fedper:prior=1:smoothing=learned",
+    "fedper / learned prior": "fedper:prior=1:prior_smoothing=learned",
     "fedper / averaged predictions": "fedper:average=0.5",
     "fedper / own statistics": "fedper:statistics=0.5",
-    "fedper / server momentum": "fedper:server_momentum=0.5:eta_g=0.9",
-    "fedper / everything": "fedper:warmup=1:refresh_epochs=2:refresh_lr=0.5:shrinkage=0.25:mu=0.1:prior=0.5"
-    ":smoothing=learned:average=0.5:statistics=0.5:server_momentum=0.5",
+    "fedper / server momentum": "fedper:server_momentum=0.5:server_rate=0.9",
+    "fedper / everything": "fedper:warmup=1:refresh=2:refresh_shrinkage=0.25:proximal=0.1:prior=0.5"
+    ":prior_smoothing=learned:average=0.5:statistics=0.5:server_momentum=0.5",
     "fedrep / epochs": "fedrep:head_epochs=2:body_epochs=2",
-    "fedrep / two layers, warm-up, refresh": "fedrep:personal_layers=2:warmup=1:refresh_epochs=2",
-    "fedrep / averaged, momentum": "fedrep:average=0.5:server_momentum=0.5:eta_g=0.9",
-    "lg-fedavg / one layer": "lg-fedavg:local_layers=1:eta_g=0.9",
-    "fedbn / server rate": "fedbn:eta_g=0.9",
-    "fedbabu / only the head": "fedbabu:finetune=head:finetune_epochs=2:eta_g=0.9",
+    "fedrep / two layers, warm-up, refresh": "fedrep:personal_layers=2:warmup=1:refresh=2",
+    "fedrep / averaged, momentum": "fedrep:average=0.5:server_momentum=0.5:server_rate=0.9",
+    "lg-fedavg / one layer": "lg-fedavg:local_layers=1:server_rate=0.9",
+    "fedbn / server rate": "fedbn:server_rate=0.9",
+    "fedbabu / only the head": "fedbabu:refresh_trains=head:refresh=2:server_rate=0.9",
     # two models or several
-    "fedem / two components": "fedem:components=2:component_seed=3:eta_g=0.9",
+    "fedem / two components": "fedem:components=2:component_seed=3:server_rate=0.9",
     "fedem / one component": "fedem:components=1",
-    "ditto / epochs": "ditto:lam=1:personal_epochs=2:eta_g=0.9",
-    "apfl / epochs": "apfl:mix=0.25:personal_epochs=2:eta_g=0.9",
-    "pfedme / weaker": "pfedme:lam=1:eta_g=0.9",
+    "ditto / epochs": "ditto:lam=1:personal_epochs=2:server_rate=0.9",
+    "apfl / epochs": "apfl:mix=0.25:personal_epochs=2:server_rate=0.9",
+    "pfedme / weaker": "pfedme:lam=1:server_rate=0.9",
     # FedFac
     "fedfac / all but the first layer": "fedfac:layers=2+3",
     "fedfac / recurrent layer": "fedfac:layers=1",
@@ -127,41 +127,37 @@ OPTIONS = {
     "fedfac / norm shared": "fedfac:norm=shared",
     "fedfac / norm personal": "fedfac:norm=personal",
     "fedfac / personal head": "fedfac:head=personal",
-    "fedfac / split head": "fedfac:head=split",
-    "fedfac / copied head": "fedfac:head=copy",
-    "fedfac / copied head, pulled": "fedfac:head=copy:pull=0.5:refresh_epochs=1",
-    "fedfac / copied head, prior": "fedfac:head=copy:prior=1",
-    "fedfac / refreshed elements": "fedfac:elements=refreshed:refresh_epochs=1",
+    "fedfac / split head": "fedfac:layers=-2+-1",
+    "fedfac / refreshed elements": "fedfac:joint=true:refresh=1",
     "fedfac / warm-up": "fedfac:warmup=1",
     "fedfac / decay": "fedfac:decay=0.5",
     "fedfac / hysteresis": "fedfac:layers=1+2:on=updates:hysteresis=0.2",
     "fedfac / absolute threshold with hysteresis": "fedfac:layers=1+2:tau=0.9:hysteresis=0.1",
-    "fedfac / refresh": "fedfac:refresh_epochs=2",
-    "fedfac / refresh and head": "fedfac:refresh_epochs=1:refresh=head",
-    "fedfac / refresh of all": "fedfac:refresh_epochs=1:refresh=all:refresh_lr=0.5:shrinkage=0.25",
-    "fedfac / proximal": "fedfac:mu=0.1",
+    "fedfac / refresh": "fedfac:refresh=2",
+    "fedfac / refresh and head": "fedfac:refresh=1:refresh_trains=head",
+    "fedfac / refresh of all": "fedfac:refresh=1:refresh_trains=all:refresh_shrinkage=0.25",
+    "fedfac / proximal": "fedfac:proximal=0.1",
     "fedfac / prior": "fedfac:prior=1",
-    "fedfac / learned prior": "fedfac:prior=1:smoothing=learned",
+    "fedfac / learned prior": "fedfac:prior=1:prior_smoothing=learned",
     "fedfac / averaged predictions": "fedfac:average=0.5",
     "fedfac / own statistics": "fedfac:statistics=1",
-    "fedfac / server momentum": "fedfac:server_momentum=0.5:eta_g=0.9",
+    "fedfac / server momentum": "fedfac:server_momentum=0.5:server_rate=0.9",
     "fedfac / static, all clients probed": "fedfac:schedule=static:probe_all=true",
     "fedfac / static, warm-up, decay": "fedfac-static:warmup=1:decay=0.5",
     "fedfac-plus / warm-up": "fedfac-plus:warmup=1",
     "fedfac-plus / static": "fedfac-plus:schedule=static",
-    "fedfac-plus / no threshold, head": "fedfac-plus:tau=0:refresh=head",
-    "fedfac-plus / head copied": "fedfac-plus:head=copy",
+    "fedfac-plus / no threshold, head": "fedfac-plus:tau=0:refresh_trains=head",
     "fedfac-plus / without prior": "fedfac-plus:prior=0",
-    "fedfac-plus / learned prior, shrunk": "fedfac-plus:smoothing=learned:shrinkage=0.25:refresh_lr=0.5",
+    "fedfac-plus / learned prior, shrunk": "fedfac-plus:prior_smoothing=learned:refresh_shrinkage=0.25",
     "fedfac-plus / personal elements": PLUS,
-    "fedfac-plus / personal elements, warm-up": f"{PLUS}:warmup=1:refresh=head",
-    "fedfac-plus / all off": f"{PLUS}:decay=0:hysteresis=0:refresh_epochs=0:mu=0:prior=0:average=0:statistics=0"
+    "fedfac-plus / personal elements, warm-up": f"{PLUS}:warmup=1:refresh_trains=head",
+    "fedfac-plus / all off": f"{PLUS}:decay=0:hysteresis=0:refresh=0:proximal=0:prior=0:average=0:statistics=0"
     ":server_momentum=0",
     # the controls
-    "random split / switches": "random:tau=25%:head=personal:warmup=1:refresh_epochs=1:prior=1:eta_g=0.9",
+    "random split / switches": "random:tau=25%:head=personal:warmup=1:refresh=1:prior=1:server_rate=0.9",
     "random split, redrawn / norm": "random-redrawn:layers=1+2:norm=shared",
-    "all personal / switches": "all-personal:norm=shared:head=personal:warmup=1:refresh_epochs=1:prior=1:eta_g=0.9",
-    "variance split / switches": "variance:tau=25%:warmup=1:hysteresis=0.2:refresh_epochs=1:eta_g=0.9",
+    "all personal / switches": "all-personal:norm=shared:head=personal:warmup=1:refresh=1:prior=1:server_rate=0.9",
+    "variance split / switches": "variance:tau=25%:warmup=1:hysteresis=0.2:refresh=1:server_rate=0.9",
     "all personal / two layers": "all-personal:layers=1+2",
     "variance split / static": "variance:schedule=static:layers=1+2:norm=personal:head=personal",
 }
@@ -216,12 +212,12 @@ OTHERS: dict[str, AnyCase] = {
         methods={
             "plain": "fedavg",
             "averaged": "fedavg:average=0.9",
-            "fine-tuned": "fedavg+:finetune_epochs=1",
-            "refreshed elements": "fedfac:elements=refreshed:mu=0:refresh_epochs=1",
+            "fine-tuned": "fedavg+:refresh=1",
+            "refreshed elements": "fedfac:joint=true:proximal=0:refresh=1",
         }
     ),
     "comparison / fedper": Together(
-        methods={"plain": "fedper:warmup=1", "refreshed": "fedper:warmup=1:refresh_epochs=1:average=0.5"}
+        methods={"plain": "fedper:warmup=1", "refreshed": "fedper:warmup=1:refresh=1:average=0.5"}
     ),
     "comparison / fedfac-plus": Together(
         methods={
@@ -239,7 +235,7 @@ OTHERS: dict[str, AnyCase] = {
     "network / fedfac, static": Network(method="fedfac-static"),
     "network / fedfac-plus": Network(method="fedfac-plus", options={"warmup": 1}),
     "network / fedfac-plus, personal elements": Network(
-        method="fedfac-plus", options={"warmup": 1, "elements": "personal"}
+        method="fedfac-plus", options={"warmup": 1, "joint": False}
     ),
 }
 

@@ -64,11 +64,6 @@ def sizes(candidates: int) -> list[int]:
     return found
 
 
-def shares_nothing(plan: Plan) -> bool:
-    """Whether every client is by itself."""
-    return plan.split.shared_share == 0 and plan.rule is None
-
-
 def begins_as(plan: Plan) -> tuple[Any, ...] | None:
     """What a method does while everything is shared; None for one that cannot warm up, having several models.
 
@@ -99,7 +94,7 @@ class OnTrial:
 
     def apply(self, plan: Plan, anatomy: Anatomy) -> Plan:
         """The plan of the trial."""
-        if shares_nothing(plan):
+        if plan.shares_nothing:
             return self._judged_by(plan, (Phase(trains=PERSONAL),) * self.alone)
         if begins_as(plan) is None:
             return plan
@@ -131,7 +126,7 @@ def beginnings(methods: Sequence[Method], model: nn.Module) -> list[Any]:
     for method in methods:
         plan = planned(method, model)
         begins = begins_as(plan)
-        if not shares_nothing(plan) and (begins is None or begins not in found):
+        if not plan.shares_nothing and (begins is None or begins not in found):
             found.append(begins)
     return found
 
@@ -142,7 +137,7 @@ def turns_cost(methods: Sequence[Method], model: nn.Module, *, epochs: int) -> i
     plans = [planned(method, model) for method in tried]
     families: list[Training] = []
     for plan in plans:
-        if not shares_nothing(plan) and plan.training not in families:
+        if not plan.shares_nothing and plan.training not in families:
             families.append(plan.training)
     judged = sorted((judging(plan, epochs) for plan in plans), reverse=True)
     return math.ceil(sum(min(size, len(families)) + sum(judged[:size]) for size in sizes(len(methods))))
@@ -277,7 +272,7 @@ class Trials:
         session = opened.enter_context(self._start(tried))
         entrant = _Entrant(candidate, session, opened, place)
         begins = begins_as(session.plan)
-        if begins is not None and not shares_nothing(session.plan):
+        if begins is not None and not session.plan.shares_nothing:
             for known, trunk in self._trunks:
                 if known == begins:
                     session.go_on_from(trunk)
@@ -289,13 +284,13 @@ class Trials:
 
     def _turn(self, entrants: Sequence[_Entrant]) -> float:
         """What a turn of these costs, in rounds: a round of every training, and a cohort's worth of clients judged."""
-        trained = sum(not shares_nothing(family[0].session.plan) for family in _families(entrants))
+        trained = sum(not family[0].session.plan.shares_nothing for family in _families(entrants))
         return trained + sum(judging(e.session.plan, e.session.local.epochs) for e in entrants)
 
     def _train(self, family: Sequence[_Entrant], to: int) -> None:
         """Train candidates that train alike up to a round: the first of them, and the others as it did."""
         first = family[0].session
-        if shares_nothing(first.plan):
+        if first.plan.shares_nothing:
             for entrant in family:
                 entrant.session.next_round = to + 1  # nobody hears of anybody: what a client is judged by is all
             return

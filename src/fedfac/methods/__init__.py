@@ -88,7 +88,7 @@ def options_of(name: str) -> dict[str, inspect.Parameter]:
     there = {k: v for switch in METHODS[name]().switches for k, v in switches.options_of(switch).items()}
     known = switches.parameters()
     own = {key: known[key].replace(default=value) for key, value in there.items() if value is not None}
-    return {**known, **own, **parameters_of(name)}
+    return {**parameters_of(name), **known, **own}
 
 
 @cache

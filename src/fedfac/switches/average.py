@@ -34,4 +34,6 @@ class Average:
 
     def apply(self, plan: Plan, anatomy: Anatomy) -> Plan:
         """Predictions with the mean."""
+        if plan.shares_nothing:
+            raise ConfigError("average: this method shares nothing, so there are no states of a server to average")
         return replace(plan, prediction=replace(plan.prediction, average=self.weight))

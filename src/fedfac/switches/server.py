@@ -63,5 +63,5 @@ class ServerRate:
 
 
 def _shares_something(plan: Plan, name: str) -> None:
-    if plan.split.shared_share == 0 and plan.deciding is None:
+    if plan.shares_nothing:
         raise ConfigError(f"{name}: this method shares nothing, so there is no server to take a step")

@@ -73,7 +73,7 @@ class Hysteresis:
 def _with_rule(plan: Plan, name: str, change: Callable[[Rule], Rule | None]) -> Plan:
     """The plan with another rule, wherever the decision is used."""
     if plan.deciding is None:
-        if plan.by_element:  # with τ = 0 everything is shared, and there is nothing to decide
+        if plan.by_element and not plan.split.owners:  # with τ = 0 everything is shared, and there is nothing to decide
             return plan
         raise ConfigError(f"{name}: this method has no rule that decides about elements")
     rule = change(plan.deciding.rule)
