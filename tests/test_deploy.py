@@ -28,9 +28,9 @@ from fedfac.deploy.app import write_app
 from fedfac.deploy.certs import write_certs
 from fedfac.deploy.processes import Network
 from fedfac.engine.flower import data as node_data
-from fedfac.engine.flower.grid import Hello, from_content, roster_of, to_content
+from fedfac.engine.flower.grid import from_content, roster_of, to_content
 from fedfac.engine.flower.settings import Deployment, NodeConfig
-from fedfac.engine.flower.wire import Packet, ReplyError
+from fedfac.engine.flower.wire import Hello, Packet, ReplyError
 from fedfac.errors import ConfigError, DataError, FedfacError, RunError
 
 
@@ -220,7 +220,7 @@ def test_a_network_by_its_dotted_name() -> None:
 
 def test_names_in_order_and_nodes_that_do_not_fit_together() -> None:
     def nodes(**shapes: Any) -> dict[str, Hello]:
-        return {name.lstrip("_"): Hello(name, *value) for name, value in shapes.items()}
+        return {name.lstrip("_"): Hello(name, *value, samples=5) for name, value in shapes.items()}
 
     assert roster_of(nodes(_10=((3,), 2), _2=((3,), 4), b=((3,), 2))) == (["2", "10", "b"], (3,), 4)
     assert roster_of(nodes(a=((3,), None))) == (["a"], (3,), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -48,8 +49,9 @@ class PostOffice:
         if self.nodes[node] == "junk":
             return Message(RecordDict({"values": ConfigRecord({"json": 3})}), reply_to=sent)
         if request.action == wire.HELLO:
-            return Message(to_content(wire.hello_reply(str(self.nodes[node]), (3,), 2)), reply_to=sent)
-        return Message(to_content(Packet({"round": request.round})), reply_to=sent)
+            hello = wire.hello_reply(str(self.nodes[node]), (3,), 2, samples=5)
+            return Message(to_content(replace(hello, to=request.key)), reply_to=sent)
+        return Message(to_content(Packet({"round": request.round}, to=request.key)), reply_to=sent)
 
     def pull_messages(self, ids: Iterable[str]) -> list[Message]:
         return [self._replies.pop(identity) for identity in list(ids)[::-1] if identity in self._replies]
