@@ -151,7 +151,7 @@ class Folder:
         values, _, data = body.partition(b"\n")
         try:
             return msgspec.json.decode(values, type=kind), from_bytes(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, RunError) as error:
             raise RunError(f"{path} was not written by this version of fedfac ({error})") from error
 
 
