@@ -13,6 +13,7 @@ import torch
 from helpers import message
 from loopback import CLIENTS, Loopback, deployment, nodes, over_the_wire, session
 
+from fedfac.cli import main
 from fedfac.engine.flower import wire
 from fedfac.engine.flower.grid import roster_of
 from fedfac.engine.flower.wire import EVALUATE, TRAIN, Hello, Packet, ReplyError, Request
@@ -184,6 +185,13 @@ def test_what_a_client_says_of_its_failure_is_one_short_printable_line(problem: 
     text = records[1]["left_out"][str(LIAR)]
     assert 0 < len(text) <= 200
     assert text.isprintable()
+
+
+def test_markup_of_a_client_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lie = lambda reply: Packet({"problem": "[/bold] [conceal]all is well"})  # noqa: E731
+    lies(tmp_path, TRAIN, lie, "fedavg")
+    assert main(["inspect", str(tmp_path / "run")]) == 0
+    assert "round 2 went without 1 ([/bold] [conceal]all is well)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_kind_of_refusal_has_the_servers_words(tmp_path: Path) -> None:
