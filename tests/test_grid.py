@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from helpers import message
 
-from fedfac.engine.flower import wire
+from fedfac.engine.flower import server, wire
 from fedfac.engine.flower.grid import GridTransport, from_content, to_content
+from fedfac.engine.flower.settings import Deployment
 from fedfac.engine.flower.wire import Packet, Request
+from fedfac.errors import RunError
 
 
 class PostOffice:
@@ -124,3 +129,48 @@ def test_a_node_that_was_not_taken_in_is_asked_again_later(monkeypatch: pytest.M
     office.nodes[1] = "a"
     monkeypatch.setattr("fedfac.engine.flower.grid.time.monotonic", lambda: 1e12)
     assert there.meet() == {"a": 1}
+
+
+class Answering(PostOffice):
+    """Nodes that answer their hello as a test says."""
+
+    def __init__(self, change: Callable[[Packet], Packet], **names: str | None) -> None:
+        super().__init__(**names)
+        self.change = change
+
+    def answer(self, node: int, sent: Message) -> Message:
+        request = Request.read(from_content(sent.content))
+        hello = replace(wire.hello_reply(str(self.nodes[node]), (3,), 2, samples=5), to=request.key)
+        return Message(to_content(self.change(hello)), reply_to=sent)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda hello: replace(hello, to="///0/00"), "it answers another request: '///0/00', not '/0/hello/0/"),
+        (lambda hello: Packet({**hello.values, "name": "a\x1b[2J"}, to=hello.to), "its name is 'a?[2J'"),
+        (lambda hello: Packet({**hello.values, "classes": 10**9}, to=hello.to), "Expected `int` <= 100000"),
+        (lambda hello: Packet({**hello.values, "samples": 2**53 - 1}, to=hello.to), "at most 10000000 are allowed"),
+        (lambda hello: Packet({"problem": "\x07" * 5000}, to=hello.to), "?" * 100),
+        (lambda hello: Packet(hello.values, {"a": torch.zeros(2**19)}, hello.to), "bytes of tensors; at most 1048576"),
+    ],
+)
+def test_a_hello_that_cannot_be_is_refused_in_one_printable_line(
+    change: Callable[[Packet], Packet], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert transport(Answering(change, _7="north")).meet() == {}
+    assert why in caplog.text
+    (record,) = caplog.records
+    assert record.getMessage().isprintable()
+    assert len(record.getMessage()) < 600
+
+
+def test_a_run_that_nodes_refuse_ends_before_anything_is_made(tmp_path: Path) -> None:
+    office: Any = Answering(lambda hello: replace(hello, values={**hello.values, "refuses": "measure"}), _7="a", _8="b")
+    run = Deployment.read({"deploy.clients": 2, "deploy.deadline": 5.0, "deploy.out": str(tmp_path / "run")})
+    text = message(RunError, lambda: server.train(office, run))
+    assert text.startswith("2 of 2 nodes refuse this run (a, b): its owner has not agreed to be measured")
+    assert text.endswith("--node-config 'share-weights=true'")
+    assert not (tmp_path / "run").exists()
+    assert {kind for _, kind in office.sent} == {"query.hello"}
