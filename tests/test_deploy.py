@@ -226,7 +226,7 @@ def test_a_network_by_its_dotted_name() -> None:
 
 def test_names_in_order_and_nodes_that_do_not_fit_together() -> None:
     def nodes(**shapes: Any) -> dict[str, Hello]:
-        return {name.lstrip("_"): Hello(name, *value, samples=5) for name, value in shapes.items()}
+        return {name.lstrip("_"): Hello(name, value[0], value[1], 5) for name, value in shapes.items()}
 
     assert roster_of(nodes(_10=((3,), 2), _2=((3,), 4), b=((3,), 2))) == (["2", "10", "b"], (3,), 4)
     assert roster_of(nodes(a=((3,), None))) == (["a"], (3,), None)

@@ -68,7 +68,7 @@ def in_process(hospitals: Hospitals) -> tuple[Result, list[tuple[int, State]]]:
     return result, kept
 
 
-def test_three_nodes_train_as_one_process_does_and_nothing_personal_is_received(hospitals: Hospitals) -> None:
+def test_three_nodes_train_as_one_process_does_and_no_personal_number_is_received_as_such(hospitals: Hospitals) -> None:
     network = hospitals.network
     # strangers: no key, and a key that another network's authority has made
     write_certs(hospitals.folder / "other-keys", hosts=["127.0.0.1"], nodes=["east"])
@@ -101,7 +101,10 @@ def test_three_nodes_train_as_one_process_does_and_nothing_personal_is_received(
 
 
 def check_received(hospitals: Hospitals, run: RunDirectory, kept: list[tuple[int, State]]) -> None:
-    """Every message that the server process got: no sample and no personal number, weighted or not."""
+    """Every message that the server process got: no sample and no personal number, weighted or not, as such.
+
+    The moments tell the numbers all the same (tests/attacks): the nodes have agreed to that, ``share-weights``.
+    """
     folder = hospitals.folder / "clean-received"
     abouts = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     types = [about["type"] for about in abouts]

@@ -38,9 +38,9 @@ def write_certs(folder: Path, *, hosts: Sequence[str], nodes: Sequence[str], day
         if not name or Path(name).name != name or name.startswith("."):
             raise ConfigError(f"{name!r} cannot be the name of a key file")
     (folder / "nodes").mkdir(parents=True, exist_ok=True, mode=0o700)
-    for private in (folder / "ca.key", folder / "server.key", *(folder / "nodes" / name for name in nodes)):
-        if private.exists():
-            private.chmod(0o600)
+    for found in (folder / "ca.key", folder / "server.key", *(folder / "nodes" / name for name in nodes)):
+        if found.exists():
+            found.chmod(0o600)
     made: list[Path] = []
     if not (folder / "ca.crt").exists():
         key = ec.generate_private_key(ec.SECP384R1())

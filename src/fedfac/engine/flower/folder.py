@@ -16,6 +16,7 @@ Of earlier runs a node keeps so many (:class:`~fedfac.engine.flower.settings.Kee
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import time
@@ -157,8 +158,9 @@ class Folder:
 
 def _allow(paths: Iterable[Path], mode: int) -> None:
     for path in paths:
-        if path.stat().st_mode & 0o777 != mode:
-            path.chmod(mode)
+        with contextlib.suppress(FileNotFoundError):  # another message has just removed it
+            if path.stat().st_mode & 0o777 != mode:
+                path.chmod(mode)
 
 
 def found_in(base: Path) -> list[tuple[str, str]]:
@@ -179,7 +181,7 @@ def prune(base: Path, current: str, keeps: Keeps) -> list[str]:
         own = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         beyond = count + 1 > keeps.runs or size + own > keeps.bytes or time.time() - _used(path) > keeps.days * DAY
         if beyond and path.name != current and path.name not in newest and not _in_use(path):
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)
             removed.append(path.name)
         else:
             count, size = count + 1, size + own

@@ -60,7 +60,8 @@ class Node:
         with folder.lock():
             found = folder.ledger()
             if not found.run:
-                prune(self.config.folder, request.run, self.config.keeps)
+                removed = prune(self.config.folder, request.run, self.config.keeps)
+                log.info("earlier runs removed (keep-runs, keep-days, keep-bytes): %s", ", ".join(removed) or "none")
             ledger = found.of_run(self.run.identity(request.client, request.classes))
             return act(request, folder, ledger)
 

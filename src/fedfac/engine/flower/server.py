@@ -101,9 +101,7 @@ def _known_roster(run: Deployment, transport: GridTransport, out: Path) -> Roste
         raise RunError(f"{out} holds a run that was made in one process; give deploy.out another folder")
     names = found["names"] or list(numbers(found["settings"]["clients"]))
     roster = _roster(run, transport, names, found["remote"])
-    there = transport.wait_for(len(names), names)
-    if there:
-        roster_of({name: transport.hellos[node] for name, node in there.items()})  # they still take part
+    transport.wait_for(len(names), names)
     return roster
 
 

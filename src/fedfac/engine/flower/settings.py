@@ -148,8 +148,14 @@ class NodeConfig:
             )
         folder = Path(str(values.get("folder", Path.home() / ".fedfac"))).expanduser()
         read = cls(name, folder, values)
-        read.shares_weights, read.begins_anew, read.goes_back, read.keeps  # noqa: B018 (a wrong value fails now)
+        read.check()
         return read
+
+    def check(self) -> None:
+        """Fail now if a word of the owner cannot be understood, and not when it is needed."""
+        for key in ("share-weights", "begin-anew", "go-back"):
+            self._agrees(key)
+        _ = self.keeps
 
     @property
     def data(self) -> str | None:
