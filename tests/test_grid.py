@@ -14,12 +14,16 @@ import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from helpers import message
+from loopback import deployment, nodes
 
 from fedfac.engine.flower import server, wire
 from fedfac.engine.flower.grid import GridTransport, from_content, to_content
+from fedfac.engine.flower.node import Node
 from fedfac.engine.flower.settings import Deployment
 from fedfac.engine.flower.wire import Packet, Request
 from fedfac.errors import RunError
+from fedfac.run import RunDirectory
+from fedfac.state import same
 
 
 class PostOffice:
@@ -174,3 +178,58 @@ def test_a_run_that_nodes_refuse_ends_before_anything_is_made(tmp_path: Path) ->
     assert text.endswith("--node-config 'share-weights=true'")
     assert not (tmp_path / "run").exists()
     assert {kind for _, kind in office.sent} == {"query.hello"}
+
+
+class Hospitals(PostOffice):
+    """Real nodes behind Flower's records; what the server has on disk is noted when a node is asked."""
+
+    def __init__(self, made: Sequence[Node], out: Path) -> None:
+        super().__init__(**{f"_{number}": node.config.name for number, node in enumerate(made, start=10)})
+        self.made, self.out = made, out
+        self.dies_at: tuple[str, int] | None = None
+        self.on_disk: list[tuple[int, int]] = []
+
+    def answer(self, node: int, sent: Message) -> Message:
+        request = Request.read(from_content(sent.content))
+        if (request.action, request.round) == self.dies_at:
+            raise KeyboardInterrupt
+        if request.action == wire.TRAIN:
+            saved = RunDirectory.read(self.out).checkpoint()
+            self.on_disk.append((request.round, 0 if saved is None else saved.round))
+        return Message(to_content(self.made[node - 10].answer(request)), reply_to=sent)
+
+
+def hospitals(folder: Path, method: str, **changes: Any) -> tuple[Any, Deployment]:
+    """A grid of real nodes, and a run on them."""
+    out = folder / "run"
+    more = {"deploy__clients": 4, "deploy__deadline": 30.0, "deploy__out": str(out), "train__evaluate_every": 1}
+    run = deployment(method, **(more | changes))
+    return Hospitals(nodes(run, folder / "nodes", **{"share-weights": True}), out), run
+
+
+@pytest.mark.parametrize("dies_at", [(wire.TRAIN, 2), (wire.COLLECT, 2), (wire.EVALUATE, 2), (wire.TRAIN, 3)])
+def test_a_server_that_dies_in_a_round_asks_for_the_same_again_and_nodes_answer(
+    dies_at: tuple[str, int], tmp_path: Path
+) -> None:
+    """Nodes only go forward: the server has every round on disk before it asks for the next."""
+    straight, run = hospitals(tmp_path / "straight", "fedfac")
+    whole = server.train(straight, run)
+    grid, run = hospitals(tmp_path / "killed", "fedfac")
+    grid.dies_at = dies_at
+    with pytest.raises(KeyboardInterrupt):
+        server.train(grid, run)
+    grid.dies_at = None
+    result = server.train(grid, run)
+    assert result.records == whole.records
+    assert all(not record["left_out"] and "not_tested" not in record for record in result.records)
+    assert same(result.server, whole.server)
+    assert all(disk == asked - 1 for office in (straight, grid) for asked, disk in office.on_disk)
+
+
+def test_who_has_more_samples_than_the_server_allows_is_named(tmp_path: Path) -> None:
+    grid, run = hospitals(tmp_path, "fedavg", deploy__most_samples=20, deploy__deadline=0.1)
+    text = message(RunError, lambda: server.train(grid, run))
+    assert text.startswith(
+        "2 of 4 nodes came within 0.1 s (0, 1). Not taken in: node 12: it says 22 samples; at most 20 "
+    )
+    assert "node 13: it says 27 samples" in text

@@ -58,6 +58,7 @@ class GridTransport:
         self.grid, self.deadline, self.limits = grid, deadline, limits
         self.hellos: dict[int, Hello] = {}  # by node
         self._refused: dict[int, float] = {}  # by node, until when
+        self.reasons: dict[int, str] = {}  # by node, why it is not taken in
         self._nodes: dict[str, int] = {}
         self._owners: Mapping[str, int] = {}
         self._names: Sequence[str] = ()
@@ -82,8 +83,10 @@ class GridTransport:
                 hello = wire.read_hello(answer.packet, self.limits)
                 self._take(node, hello.name, there)
                 self.hellos[node] = hello
+                self.reasons.pop(node, None)
             except ReplyError as error:
                 self._refused[node] = time.monotonic() + AGAIN
+                self.reasons[node] = str(error)
                 log.warning("node %s is not taken in: %s", node, error)
         return {name: node for name, node in self._nodes.items() if node in there}
 

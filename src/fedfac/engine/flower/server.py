@@ -79,9 +79,11 @@ def _new_roster(run: Deployment, transport: GridTransport, progress: RoundProgre
     progress.say(f"waiting for {wanted} nodes")
     there = transport.wait_for(wanted)
     if len(there) < wanted:
+        refused = "; ".join(f"node {node}: {why}" for node, why in sorted(transport.reasons.items()))
         raise RunError(
             f"{len(there)} of {wanted} nodes came within {run.deploy.deadline:g} s ({', '.join(sorted(there))}). "
-            "Start the others, or make clients in [deploy] smaller; a longer deadline waits longer"
+            + (f"Not taken in: {refused}. " if refused else "")
+            + "Start the others, or make clients in [deploy] smaller; a longer deadline waits longer"
         )
     names, shape, classes = roster_of({name: transport.hellos[node] for name, node in there.items()})
     about = {
