@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedfac.commands.show import last_newcomers, newcomers_line, print_choice
@@ -82,7 +83,8 @@ def show(facts: dict[str, Any], top: int) -> None:
     if facts["newcomers"]:
         console.print(newcomers_line(facts["newcomers"]))
     for number, clients in facts["left_out"].items():
-        console.print(f"round {number} went without {', '.join(f'{c} ({why})' for c, why in clients.items())}")
+        who = ", ".join(f"{client} ({why})" for client, why in clients.items())
+        console.print(f"round {number} went without {who}", markup=False)
     for layer, entry in facts["layers"].items():
         console.print(f"\n[bold]{layer}[/bold]: {entry['shared']} of {entry['elements']} elements shared")
         console.print(f"  {entry['mask'].translate({48: '░', 49: '█'})}  (█ shared, ░ personal)", soft_wrap=True)
@@ -128,5 +130,5 @@ def _client_table(clients: list[dict[str, Any]], top: int) -> Table:
             table.add_row("...", "", "", "")
         else:
             accuracy = "-" if row["accuracy"] is None else f"{row['accuracy']:.3f}"
-            table.add_row(str(row["client"]), str(row["samples"]), accuracy, f"{row['loss']:.3f}")
+            table.add_row(escape(str(row["client"])), str(row["samples"]), accuracy, f"{row['loss']:.3f}")
     return table

@@ -13,7 +13,7 @@ FedFac+ is FedFac with switches that the paper does not have, each of which can 
 masks that change slowly, a server with momentum, clients that are held near it if the network normalises nothing,
 class frequencies as a prior, a mean of the shared part over rounds, normalisation by a client's own statistics, and
 personal elements that all clients train together and each makes its own from there before it predicts. All of it runs
-in FedFac's protocol: only sums leave a client. What each is worth: docs/fedfac-plus.md.
+in FedFac's protocol: the server needs only sums over clients. What each is worth: docs/fedfac-plus.md.
 """
 
 from __future__ import annotations
