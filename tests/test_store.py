@@ -13,6 +13,7 @@ import torch
 from helpers import bitwise
 from hypothesis import given
 from hypothesis import strategies as st
+from rundirs import new_directory
 
 from fedfac import run as runs
 from fedfac.engine.store import CachedStore, MemoryStore, room_for_states
@@ -55,7 +56,7 @@ def test_a_recent_state_is_the_same_object() -> None:
 
 
 def test_a_round_is_written_behind_and_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunDirectory.create(tmp_path / "r", {"rounds": 3})
+    run = new_directory(tmp_path / "r")
     held = threading.Event()
 
     def slow(tensors: State) -> bytes:
@@ -85,7 +86,7 @@ def test_a_round_is_written_behind_and_read_at_once(tmp_path: Path, monkeypatch:
 def test_training_does_not_wait_for_the_writer_but_for_too_many_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = RunDirectory.create(tmp_path / "r", {"rounds": 9})
+    run = new_directory(tmp_path / "r")
     held = threading.Event()
     writes: list[list[int]] = []
     usually = RunDirectory._write
@@ -116,7 +117,7 @@ def test_training_does_not_wait_for_the_writer_but_for_too_many_rounds(
 
 
 def test_over_a_network_no_more_than_one_round_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunDirectory.create(tmp_path / "r", {"rounds": 9})
+    run = new_directory(tmp_path / "r")
     run.most = 1
     writes: list[int] = []
     usually = RunDirectory._write
@@ -137,7 +138,7 @@ def test_over_a_network_no_more_than_one_round_waits(tmp_path: Path, monkeypatch
 def test_a_failed_write_is_said_and_leaves_the_last_whole_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = RunDirectory.create(tmp_path / "r", {"rounds": 3})
+    run = new_directory(tmp_path / "r")
     run.put(1, state(1))
     commit(run, 1)
     run.flush()
@@ -161,7 +162,7 @@ def test_a_failed_write_is_said_and_leaves_the_last_whole_round(
 
 def test_reading_does_not_keep_the_writer_from_beginning(tmp_path: Path) -> None:
     """A run that is gone on with: its first round is written while states of earlier rounds are read."""
-    run = RunDirectory.create(tmp_path / "r", {"rounds": 99})
+    run = new_directory(tmp_path / "r")
     run.put(5, {"w": torch.zeros(20_000)})
     commit(run, 1)
     run.close()
