@@ -25,7 +25,7 @@ _TODO: Mapping[int, str] = {
     errno.EROFS: "It is on a file system that is read-only: choose another folder",
     errno.ENOTDIR: "One of the names on the way is a file: choose another folder",
     errno.EEXIST: "There is a file of that name: choose another folder",
-    errno.ENAMETOOLONG: "A name on the way is too long for the file system (mostly above 255 bytes): choose a shorter one",
+    errno.ENAMETOOLONG: "A name in it is too long for the file system (most end at 255 bytes): choose a shorter one",
 }
 
 

@@ -26,8 +26,7 @@ MOST = 3
 EVERY = 5  # rounds; one in which a client's state is not overwritten costs nothing
 ROOM = 1 << 30  # bytes of personal states
 _SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS earlier"
-    " (round INTEGER PRIMARY KEY, reaches INTEGER NOT NULL, bytes INTEGER NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS earlier (round INTEGER PRIMARY KEY, reaches INTEGER NOT NULL, bytes INTEGER NOT NULL)",
     "CREATE TABLE IF NOT EXISTS earlier_state"
     " (round INTEGER, what TEXT, data BLOB NOT NULL, digest TEXT NOT NULL, PRIMARY KEY (round, what))",
     "CREATE TABLE IF NOT EXISTS earlier_personal"
@@ -154,11 +153,11 @@ def _keep_client(db: Database, client: int, newest: int) -> bool:
 def _make_room(db: Database) -> None:
     """Let the oldest ones go."""
     total, oldest = 0, None
-    for number, (round, size) in enumerate(db.all("SELECT round, bytes FROM earlier ORDER BY round DESC")):
+    for number, (kept, size) in enumerate(db.all("SELECT round, bytes FROM earlier ORDER BY round DESC")):
         total += size
         if number and (number >= MOST or total > ROOM):
             break
-        oldest = round
+        oldest = kept
     _forget(db, "< ?", oldest)
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from fedfac import earlier
 from fedfac.database import Database
 from fedfac.disk import PRIVATE, append, atomic_write, disk_errors, json_text, private_file, private_folder
 from fedfac.errors import RunError
-from fedfac.run_files import FORMAT, Record, Tested, Timing, check_same_run, masks_from, parsed, read_config, split_of
+from fedfac.run_files import FORMAT, Record, Tested, check_same_run, masks_from, parsed, read_config, split_of
 from fedfac.split import Split, mask_text
 from fedfac.state import State, digest, nbytes, to_bytes
 
@@ -405,7 +406,9 @@ def timing_lines(text: str) -> list[dict[str, Any]]:
     found = []
     for line in text.splitlines():
         with contextlib.suppress(RunError):
-            found.append(parsed(line, Timing, "a line"))
+            values = parsed(line, dict[str, float], "a line")
+            if "round" in values and all(map(math.isfinite, values.values())):
+                found.append(values)
     return found
 
 

@@ -35,9 +35,9 @@ class LocalSettings(msgspec.Struct, forbid_unknown_fields=True):
     batch_size: Count
     lr: float
     optimizer: Name
-    momentum: float
-    weight_decay: float
     loss: Name
+    momentum: float = 0.0
+    weight_decay: float = 0.0
 
 
 class MethodSettings(msgspec.Struct):
@@ -106,12 +106,6 @@ class Record(msgspec.Struct):
     test: dict[str, Any] = {}
     validation: dict[str, Any] = {}
     newcomers: dict[str, dict[str, Any]] = {}
-
-
-class Timing(msgspec.Struct):
-    """A line of timing.jsonl; the rest is seconds by step."""
-
-    round: Annotated[int, Meta(ge=0)]
 
 
 class Span(msgspec.Struct, rename={"start": "from", "end": "to"}):
