@@ -287,7 +287,7 @@ def test_a_writer_that_fails_while_training_waits_for_it_is_said_and_nothing_han
         raise RunError("the disk is gone")
 
     monkeypatch.setattr(RunDirectory, "_write", fails)
-    with pytest.raises(RunError, match="the disk is gone"):
+    with pytest.raises(RunError, match="the disk is gone"):  # noqa: PT012 (at one of them)
         for number in range(2, 6):
             a_round(run, number, range(3))
     monkeypatch.setattr(RunDirectory, "_write", usually)

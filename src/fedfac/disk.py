@@ -16,12 +16,13 @@ from fedfac.errors import RunError
 PRIVATE = 0o600  # only the owner: states, partitions and figures of single clients
 FOR_OTHERS = 0o666  # a page or a table that is made to be handed on; the umask takes away what it takes away
 _DISK_FULL = "The disk is full, or files may not grow further: free some space. Every whole round is safe: resume then"
+_FORBIDDEN = "This user may not read or write there: change its permissions, or choose another folder"
 _TODO: Mapping[int, str] = {
     errno.ENOSPC: _DISK_FULL,
     errno.EDQUOT: _DISK_FULL,
     errno.EFBIG: _DISK_FULL,
-    errno.EACCES: "This user may not write there: change its permissions, or choose another folder",
-    errno.EPERM: "This user may not write there: change its permissions, or choose another folder",
+    errno.EACCES: _FORBIDDEN,
+    errno.EPERM: _FORBIDDEN,
     errno.EROFS: "It is on a file system that is read-only: choose another folder",
     errno.ENOTDIR: "One of the names on the way is a file: choose another folder",
     errno.EEXIST: "There is a file of that name: choose another folder",
@@ -110,6 +111,19 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def worded(value: Any) -> Any:
+    """The value with a word for every number that JSON has none for: of a setting, it must not get lost.
+
+    >>> worded({"tau": float("inf")})
+    {'tau': 'inf'}
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {key: worded(item) for key, item in value.items()}
+    return [worded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:

@@ -159,7 +159,7 @@ def load(
             ) from error
         raise
     settings: dict[str, Any] = found["settings"]
-    if method is not None and json_like(method.describe()) != json_like(settings["method"]):
+    if method is not None and json_like(method.describe()) != settings["method"]:
         raise RunError(f"{path} was trained by the method {settings['method']}, not by {method}: give that one")
     same_loss = settings["local"]["loss"] == name_of(loss)
     names = found["names"] or numbers(settings["clients"])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from fedfac.data.federation import Federation
+from fedfac.disk import worded
 from fedfac.errors import ConfigError, ModelError
 from fedfac.method import Plan, at_least_one
 from fedfac.seeds import stream
@@ -146,14 +147,6 @@ def json_like(value: Any) -> Any:
     {'tau': 'inf', 'layers': [1, 2]}
     """
     try:
-        return json.loads(json.dumps(_worded(value), allow_nan=False))
+        return json.loads(json.dumps(worded(value), allow_nan=False))
     except TypeError as error:
         raise ConfigError(f"the options of a method must be plain values that JSON can hold: {error}") from error
-
-
-def _worded(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: _worded(item) for key, item in value.items()}
-    return [_worded(item) for item in value] if isinstance(value, list | tuple) else value

@@ -551,5 +551,5 @@ class Session:
             return RunDirectory.create(settings.out, json_like(config), partition=self.federation.partition_json())
         found = read_config(settings.out)
         check_same_tensors(start, tensors_of(found))
-        check_same_run(Path(settings.out), json_like(found["settings"]), json_like(self.about))
+        check_same_run(Path(settings.out), found["settings"], json_like(self.about))
         return RunDirectory.resume(settings.out, rounds=settings.rounds, from_round=settings.from_round)

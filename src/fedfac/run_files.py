@@ -16,7 +16,7 @@ import torch
 from msgspec import Meta
 
 from fedfac.anatomy import Rows
-from fedfac.disk import refused
+from fedfac.disk import refused, worded
 from fedfac.errors import ConfigError, RunError
 from fedfac.split import Split, mask_of
 
@@ -173,7 +173,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
             f"Use the version that wrote it ({config.get('version', 'unknown') if isinstance(config, dict) else '?'})."
         )
     _check_config(file, config)
-    return dict(config)
+    return dict(worded(config))
 
 
 def _check_config(file: Path, config: dict[str, Any]) -> None:
