@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +52,10 @@ def client_row(name: str) -> dict[str, Any]:
 
 def whole(path: Path) -> dict[str, list[Any]]:
     """Every row of what a run is, tensors as their bytes: what it keeps of earlier rounds depends on the clock."""
-    found = RunDirectory.read(path)
-    try:
-        names = sorted(found._db.tables() & {"rounds", "server", "memory", "personal", "evaluation"})
-        return {name: found._db.all(f"SELECT * FROM {name} ORDER BY 1") for name in names}
-    finally:
-        found.close()
+    with closing(sqlite3.connect(path / "state.sqlite")) as db:
+        there = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        names = sorted(there & {"rounds", "server", "memory", "personal", "evaluation"})
+        return {name: db.execute(f"SELECT * FROM {name} ORDER BY 1").fetchall() for name in names}
 
 
 def own(value: float, size: int = 3) -> dict[str, torch.Tensor]:

@@ -153,7 +153,9 @@ def _keep_client(db: Database, client: int, newest: int) -> bool:
 def _make_room(db: Database) -> None:
     """Let the oldest ones go."""
     total, oldest = 0, None
-    for number, (kept, size) in enumerate(db.all("SELECT round, bytes FROM earlier ORDER BY round DESC")):
+    for number, (kept, size) in enumerate(
+        db.all("SELECT round, CAST(bytes AS INTEGER) FROM earlier ORDER BY round DESC")
+    ):
         total += size
         if number and (number >= MOST or total > ROOM):
             break

@@ -26,6 +26,7 @@ Count = Annotated[int, Meta(ge=1, le=10**9)]
 Size = Annotated[int, Meta(ge=0, le=10**12)]
 Name = Annotated[str, Meta(max_length=10_000)]
 _MOST_NUMBERS = 10**12  # of one tensor
+_DEEPEST = 40  # how deep our files are nested is a matter of ten
 
 
 class LocalSettings(msgspec.Struct, forbid_unknown_fields=True):
@@ -143,14 +144,25 @@ class _Split(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def parsed(text: Any, kind: type[Kind], what: str) -> Any:
-    """JSON as plain values, if it is of that kind."""
+    """JSON as plain values, if it is of that kind, and nothing in it is nested deeper than anything of ours."""
     try:
         value = json.loads(text)
+        _check_depth(value)
         msgspec.convert(value, kind)
-    except (ValueError, TypeError, RecursionError, msgspec.ValidationError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RunError(f"{what} cannot be read ({why}); nothing was changed") from error
     return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(_DEEPEST):
+        inner = [found.values() if isinstance(found, dict) else found for found in level]
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+        if not level:
+            return
+    raise RecursionError
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
