@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -247,7 +248,7 @@ def whole_files(folder: Path) -> dict[str, bytes]:
 )
 def test_a_config_of_another_shape_is_refused(copy: Path, text: str) -> None:
     (copy / "config.json").write_text(text)
-    for call in (lambda: fit(copy, resume=True), lambda: fedfac.load(copy, small_model())):
+    for call in (partial(fit, copy, resume=True), partial(fedfac.load, copy, small_model())):
         with pytest.raises(RunError, match=r"config.json|run format"):
             call()
 
@@ -295,7 +296,7 @@ def test_a_run_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         said = capsys.readouterr().err
         assert said.startswith("error: ")
         assert words in said
-        assert words in message(RunError, lambda out=out: fit(out))
+        assert words in message(RunError, partial(fit, out))
     for verb in ("inspect", "resume", "report"):
         for path in (tmp_path / "file", tmp_path / "file" / "sub", tmp_path / ("n" * 300)):
             assert main([verb, str(path)]) == 1
@@ -356,7 +357,7 @@ def test_a_system_that_refuses_to_write(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for device in ("cuda", "cuda:7", "mps", "xpu", "meta"):
-        text = message(ConfigError, lambda device=device: fit(tmp_path / "run", device=device))
+        text = message(ConfigError, partial(fit, tmp_path / "run", device=device))
         assert f"device is '{device}', which cannot be used here" in text
         assert "fedfac doctor" in text
     assert main([*command(str(tmp_path / "run")), "--device", "cuda"]) == 1

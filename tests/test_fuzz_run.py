@@ -63,16 +63,10 @@ def of_bytes(draw: random.Random, data: bytes) -> bytes:
         start = draw.randrange(len(data) + 1)
         end = min(len(data), start + draw.choice([1, 1, 2, 8, 100, 5000]))
         piece = data[start:end]
-        data = draw.choice(
-            [
-                lambda d, s, e, p: d[:s] + bytes(b ^ (1 << draw.randrange(8)) for b in p) + d[e:],
-                lambda d, s, e, p: d[:s] + draw.randbytes(len(p)) + d[e:],
-                lambda d, s, e, p: d[:s] + d[e:],
-                lambda d, s, e, p: d[:s] + p + p + d[e:],
-                lambda d, s, e, p: d[:s] + draw.choice([b"9", b"-", b'"', b"{", b"[", b"\x00", b"\xff"]) + d[s:],
-                lambda d, s, e, p: d[:s],
-            ]
-        )(data, start, end, piece)
+        flipped = bytes(byte ^ (1 << draw.randrange(8)) for byte in piece)
+        sign = draw.choice([b"9", b"-", b'"', b"{", b"[", b"\x00", b"\xff"])
+        instead = draw.choice([flipped, draw.randbytes(len(piece)), b"", piece + piece, piece + sign])
+        data = data[:start] + instead + (b"" if draw.random() < 0.15 else data[end:])
     return data
 
 

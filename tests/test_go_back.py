@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def test_a_poisoned_run_goes_back(tmp_path: Path) -> None:
 def test_a_round_that_is_gone_is_named_with_those_that_are_not(copy: Path) -> None:
     before = whole(copy)
     for number in (0, 1, 4, 6, 99, -1):
-        text = message(RunError, lambda number=number: fit(copy, resume=True, from_round=number))
+        text = message(RunError, partial(fit, copy, resume=True, from_round=number))
         assert f"cannot go back to round {number}" in text
         assert "It can go back to rounds 3, 5, 7; its last whole round is 8. Nothing was changed" in text
     assert fit(copy, resume=True, from_round=8).finished  # that is where it is
