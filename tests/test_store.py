@@ -194,7 +194,7 @@ def test_reading_does_not_keep_the_writer_from_beginning(tmp_path: Path) -> None
 
 # --- what waits is bounded in bytes ----------------------------------------------------------------------------------
 
-BIG = 1 << 16  # numbers of a state: a quarter of a megabyte
+BIG = 1 << 14  # numbers of a state: 64 KB
 
 
 def a_round(run: RunDirectory, number: int, clients: range, *, put_off: bool = False) -> None:
@@ -222,7 +222,7 @@ def test_a_stalled_disk_stops_the_training_and_does_not_fill_the_memory(
         usually(self, *arguments)
 
     def train() -> None:
-        for number in range(1, 31):
+        for number in range(1, 16):
             a_round(run, number, range(number * cohort, (number + 1) * cohort), put_off=put_off)
             peak.append(run.unwritten_bytes)
 
@@ -238,7 +238,7 @@ def test_a_stalled_disk_stops_the_training_and_does_not_fill_the_memory(
     assert not trainer.is_alive()
     run.close()
     assert max(peak) <= room
-    assert len(RunDirectory.read(tmp_path / "r").records()) == 30
+    assert len(RunDirectory.read(tmp_path / "r").records()) == 15
 
 
 PROGRAM = """

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedfac.errors import UnsoundSumsError
-from fedfac.moments import Additive
+from fedfac.moments import Additive, Moments, Spread
 from fedfac.split import Split
 from fedfac.state import State, is_finite
 
@@ -71,10 +71,11 @@ def check_sound(what: str, state: Mapping[str, Tensor]) -> None:
 def check_measured(sums: Mapping[str, Additive]) -> None:
     """Fail if what a rule is to decide from cannot be squared: it is not finite, or beyond all weights."""
     for layer, value in sums.items():
-        numbers = [found for found in vars(value).values() if isinstance(found, Tensor) and found.numel()]
-        counts = [found for found in vars(value).values() if isinstance(found, int | float)]
+        held = list(getattr(value, "__dict__", {}).values())
+        numbers = [torch.as_tensor(found) for found in held if isinstance(found, int | float | Tensor)]
         sound = all(bool((found.abs() < LARGEST).all()) for found in numbers)
-        if not (sound and all(0 < count < LARGEST for count in counts)):
+        clients = value.n if isinstance(value, Moments) else value.clients if isinstance(value, Spread) else 1
+        if not sound or clients <= 0:
             raise UnsoundSumsError(
                 f"the sum of what clients measured on layer {layer!r} is not finite, beyond {LARGEST:g}, or of nothing"
             )

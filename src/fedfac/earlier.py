@@ -11,7 +11,7 @@ same transaction as the rounds, so it never belongs to another moment than they 
     earlier_evaluation  by round: the evaluation that was the last one then
 
 A client that trains in ten rounds between two of them is kept once. The oldest ones leave: ``MOST`` stay, and fewer
-(but always one) beyond ``ROOM`` bytes, so a file is never more than twice as large as without them, and ``ROOM``.
+(but always one) beyond ``ROOM`` bytes: a file is at most ``ROOM`` larger than without them, or twice as large.
 """
 
 from __future__ import annotations

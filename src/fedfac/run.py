@@ -300,8 +300,10 @@ class RunDirectory:
             for name in [name for name in memory if name.startswith(kind)]:
                 state[name.removeprefix(kind)] = memory.pop(name)
         server = self._db.state("the server's state", *blob)
-        masks = masks_from(row[1], f"the masks in {self._db.path}")
-        return Checkpoint(row[0], server, masks, memory, averaged, velocity)
+        return Checkpoint(row[0], server, self._masks(row[1]), memory, averaged, velocity)
+
+    def _masks(self, text: Any) -> dict[str, tuple[bool, ...]]:
+        return masks_from(text, f"the masks in {self._db.path}")
 
     def _memory(self) -> State:
         if "memory" not in self._db.tables():
@@ -315,18 +317,30 @@ class RunDirectory:
 
     def records(self) -> list[dict[str, Any]]:
         """The records of all whole rounds."""
-        return [parsed(text, Record, f"a record in {self._db.path}") for _, text, _, _ in self._whole_rounds()]
+        found = []
+        for number, text, masks, _ in self._whole_rounds():
+            record = parsed(text, Record, f"the record of round {number} in {self._db.path}")
+            if record["round"] != number or record.get("split", {}).keys() != self._masks(masks).keys():
+                raise self._db.damaged(f"the record of round {number} is not of that round, or of other layers")
+            found.append(record)
+        return found
 
     def masks(self) -> dict[int, dict[str, tuple[bool, ...]]]:
         """The masks of every round, by layer."""
-        what = f"the masks in {self._db.path}"
-        return {number: masks_from(masks, what) for number, _, masks, _ in self._whole_rounds()}
+        return {number: self._masks(masks) for number, _, masks, _ in self._whole_rounds()}
 
     def scores(self) -> dict[int, dict[str, list[float]]]:
         """The scores (ν) behind the masks of every round in which they were decided."""
         what = f"the scores in {self._db.path}"
-        rows = [(number, scores) for number, _, _, scores in self._whole_rounds() if scores != "{}"]
-        return {number: parsed(scores, dict[str, list[float]], what) for number, scores in rows}
+        found = {}
+        for number, _, masks, text in self._whole_rounds():
+            scores = parsed(text, dict[str, list[float]], what)
+            elements = {layer: len(mask) for layer, mask in self._masks(masks).items()}
+            if any(elements.get(layer) != len(values) for layer, values in scores.items()):
+                raise self._db.damaged(f"the scores of round {number} are of other elements than its masks")
+            if scores:
+                found[number] = scores
+        return found
 
     def clients(self) -> list[dict[str, Any]]:
         """The last evaluation, client by client."""

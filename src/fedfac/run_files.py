@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import torch
@@ -95,18 +95,33 @@ class Tested(msgspec.Struct):
     accuracy: float | None
 
 
+class LayerRecord(msgspec.Struct):
+    """What a record says of a layer; a rule may note more."""
+
+    elements: Size
+    shared: Size
+    kept: float
+    tau: float | Literal["inf"] = 0.0
+    factors: Size = 0
+    iterations: Size = 0
+    dead: Size = 0
+    converged: bool = True
+    stopped: str = ""
+
+
 class Record(msgspec.Struct):
     """A round's record, as far as every round has it."""
 
     round: Annotated[int, Meta(ge=0)]
     shared_share: float = 1.0
-    split: dict[str, dict[str, Any]] = {}
+    split: dict[str, LayerRecord] = {}
     cohort: list[Size] = []
     left_out: dict[str, str | None] = {}
     train_loss: float | None = None
     test: dict[str, Any] = {}
     validation: dict[str, Any] = {}
     newcomers: dict[str, dict[str, Any]] = {}
+    skipped: str = ""
 
 
 class Span(msgspec.Struct, rename={"start": "from", "end": "to"}):

@@ -26,7 +26,7 @@ def result_json(result: Result, method: str) -> dict[str, Any]:
         "finished": result.finished,
         "test": last_test(result),
         "newcomers": last_newcomers(result.records),
-        "shared_share": result.records[-1]["shared_share"] if result.records else None,
+        "shared_share": result.records[-1].get("shared_share") if result.records else None,
         **({} if chosen is None else {"choice": chosen}),
     }
 
