@@ -22,6 +22,7 @@ from typing import Any
 
 from fedfac import evaluate, experiment, methods
 from fedfac.config import TYPED_SECTIONS, Config, merged
+from fedfac.disk import private_folder
 from fedfac.errors import ConfigError, RunError, did_you_mean
 from fedfac.methods import check_name, options_of
 from fedfac.options import value_of
@@ -111,7 +112,7 @@ def plan(
     if there is None and out.exists() and any(out.iterdir()):
         raise RunError(f"{out} is not empty and holds no comparison: choose another folder")
     if wanted != there:
-        out.mkdir(parents=True, exist_ok=True)
+        private_folder(out)
         atomic_write(out / PLAN, json.dumps(wanted, indent=1) + "\n")
     return comparison
 
@@ -230,7 +231,7 @@ def figures(cell: Cell) -> dict[str, Any]:
         directory.close()
     if not tested:
         return {}
-    shown = dict(tested[-1]["test"])
+    shown = {key: value for key, value in tested[-1]["test"].items() if value is not None}
     if "accuracy" in shown:
         headline = evaluate.headline([r["test"]["accuracy"] for r in tested])
         shown = {"last": headline["last"], "best": headline["best"], **shown}

@@ -137,7 +137,7 @@ class Result:
         import pyarrow as pa
 
         rows = [
-            {"round": r["round"], "train_loss": r.get("train_loss"), "shared_share": r["shared_share"], **r["test"]}
+            {"round": r["round"], "train_loss": r.get("train_loss"), "shared_share": r.get("shared_share"), **r["test"]}
             for r in self.records
             if "test" in r
         ]
