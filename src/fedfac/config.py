@@ -83,7 +83,9 @@ class TrainConfig:
     weight_decay: float = _option(0.0, "weight decay")
     seed: int = _option(0, "everything random is a function of it")
     evaluate_every: int | None = _option(
-        None, "test every so many rounds (default: as often as it costs a fifth of the training at most)"
+        None,
+        "test every so many rounds (default: as often as it costs a fifth of the training at most, and in three of the "
+        "last ten rounds)",
     )
     evaluate_from: int = _option(1, "the first round that may be tested")
     evaluate_clients: int | None = _option(None, "test on that many clients only")

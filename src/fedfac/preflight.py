@@ -103,6 +103,19 @@ def evaluation_interval(federation: Federation, tested: Sequence[int], cohort: i
     return min(10, max(1, math.ceil(5 * testing / training - 1e-9)))
 
 
+def is_due(number: int, *, rounds: int, every: int, first: int, by_default: bool) -> bool:
+    """Whether a round is tested: every so many from ``first`` on, and the last one.
+
+    If the interval is a default, three of the last ten rounds are tested whatever it is: the headline is their mean.
+
+    >>> [n for n in range(1, 31) if is_due(n, rounds=30, every=10, first=1, by_default=True)]
+    [10, 20, 22, 26, 30]
+    """
+    if number == rounds:
+        return True
+    return number >= first and (number % every == 0 or (by_default and number in (rounds - 8, rounds - 4)))
+
+
 @torch.no_grad()
 def check_fits(model: nn.Module, federation: Federation, local: Local) -> None:
     """Run two samples through a copy of the model and fail now rather than in round one."""

@@ -50,6 +50,7 @@ from fedfac.preflight import (
     draw_cohort,
     evaluation_interval,
     hold_out_newcomers,
+    is_due,
     json_like,
     tells_personal_weights,
     tested_clients,
@@ -128,8 +129,9 @@ def fit(
         Everything random is a function of it.
     evaluate_every, evaluate_from, evaluate_clients, metrics
         Test every so many rounds (and after the last one; by default as often as it costs a fifth of the training
-        at most, counted in samples), beginning with that round, on all clients or on that many of them; further
-        figures by name (``"mse"``, ``"mae"``, ``"r2"``) or as functions of (outputs, targets).
+        at most, counted in samples, and in three of the last ten rounds), beginning with that round, on all clients
+        or on that many of them; further figures by name (``"mse"``, ``"mae"``, ``"r2"``) or as functions of
+        (outputs, targets).
     newcomers
         The share of clients that is kept out of training. After the last round all of them are served by the method's
         own rule (``result.adapt``), which costs about a round: ``"newcomers"`` in its record says how they fare.
@@ -327,9 +329,7 @@ class Session:
             record["skipped"] = str(skip)
         record["shared_share"] = self.split.shared_share
         record["split"] = split_record(self.split, before, decision)
-        due = number % self.evaluate_every == 0 and number >= self.settings.evaluate_from
-        due = due or number == self.settings.rounds
-        test = number > 0 and due and "skipped" not in record
+        test = number > 0 and self._is_due(number) and "skipped" not in record
         if test:
             scores = self.engine.evaluate(number, self.shown, self.split, self.tested)
             record |= {part: evaluate.summary(own, self.plan.evaluates(number)) for part, own in scores.items()}
@@ -506,6 +506,16 @@ class Session:
         self.records, self.masks = self.run.records(), dict(self.run.masks())
         self.client_table = self.run.clients()
         self.next_round = saved.round + 1
+
+    def _is_due(self, number: int) -> bool:
+        settings = self.settings
+        return is_due(
+            number,
+            rounds=settings.rounds,
+            every=self.evaluate_every,
+            first=settings.evaluate_from,
+            by_default=settings.evaluate_every is None,
+        )
 
     def _about(self, metrics: Mapping[str, evaluate.Metric]) -> dict[str, Any]:
         """What makes this run this run: it can be gone on with only if all of it is the same."""

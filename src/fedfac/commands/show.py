@@ -106,6 +106,8 @@ def print_blocks(blocks: Sequence[Block], path: Path) -> None:
             cells = [row[c].text(("[bold]", "[/bold]"), "±") if c in row else "-" for c in block.columns]
             table.add_row(method, block.models[method], *cells)
         console.print(table)
+    if any(block.rows for block in blocks):
+        console.print(tables.note(blocks), style="dim", highlight=False, markup=False)
     _where(console, path)
 
 

@@ -237,8 +237,9 @@ def _figure(record: Record) -> float:
 
 
 def _score(records: Sequence[Record]) -> float:
-    """The mean of the last ten evaluations on validation data."""
-    return evaluate.headline([_figure(record) for record in records if "validation" in record])["last"]
+    """The headline on validation data: the mean over the evaluations of the last ten rounds."""
+    curve = [(record["round"], _figure(record)) for record in records if "validation" in record]
+    return evaluate.headline(curve, records[-1]["round"])["last"]
 
 
 def _free(path: Path) -> FileLock | None:
