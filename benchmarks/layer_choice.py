@@ -124,10 +124,7 @@ def measure(
     for layer in Anatomy.of(model).numbered[:-1]:
         asked = Config.from_dict({**tables, "method": {"name": "fedfac", "layers": [layer.name]}})
         result = experiment.session(asked, federation=federation, lanes=1).drive()
-        found = {
-            part: evaluate.headline([r[part]["accuracy"] for r in result.records if part in r])["last"]
-            for part in ("validation", "test")
-        }
+        found = {part: evaluate.headline_of(result.records, part)["last"] for part in ("validation", "test")}
         own = {"layer": layer.name, "number": layer.number, **found, "score": choice.scores[layer.name]}
         rows.append({"data": data, "network": network, "clients": clients, "seed": seed, **own})
     return rows

@@ -73,7 +73,7 @@ def one_round() -> None:
     steps = [
         ("1  compose and train", "shared from the server,", "personal ones from home"),
         ("2  measure", "n, Σz and Σzzᵀ of the", "weights of each split layer"),
-        ("4  send what is shared", "n·W of shared elements only;", "the others never leave"),
+        ("4  send what is shared", "n·W of shared elements only;", "the others are not sent"),
         ("5  keep", "own values of every", "element of the split layers"),
     ]
     parts = [text(22, 34, "server", size=15, fill=FAINT, anchor="start")]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedfac.engine.flower.engine import Answer, NetworkEngine
+from fedfac.engine.flower.engine import Answer, NetworkEngine, Terms
 from fedfac.engine.flower.node import Node
 from fedfac.engine.flower.settings import Deployment, NodeConfig
 from fedfac.engine.flower.wire import Packet, Request
@@ -52,11 +53,13 @@ class Loopback:
     def gather(self, clients: Sequence[int], least: int) -> None:
         pass
 
-    def exchange(self, requests: Mapping[int, Request]) -> dict[int, Answer]:
+    def exchange(self, requests: Mapping[int, Request], *, most: int = 1 << 30) -> dict[int, Answer]:
         answers = {}
         for client in sorted(requests, reverse=True):  # arrival has nothing to do with the cohort's order
             request = Request.read(Packet.unpack(*requests[client].packet().pack()))
-            reply = self.meddle(client, request, Packet.unpack(*self.nodes[client].answer(request).pack()))
+            reply = self.meddle(client, request, Packet.unpack(*self.nodes[client].answer(request).pack(), most))
+            if reply is not None and not reply.to:  # a reply that a test has made: liars know what they answer
+                reply = replace(reply, to=request.key)
             if reply is None:
                 answers[client] = Answer(f"n{client}", problem="no reply within 1 s")
             else:
@@ -90,11 +93,10 @@ def nodes(run: Deployment, folder: Path, **config: Any) -> list[Node]:
 def session(run: Deployment, transport: Loopback, **settings: Any) -> Session:
     """The round loop of a server that knows its clients by name only."""
     names = [str(client) for client in range(CLIENTS)]
+    terms = Terms(run=RUN, names=names, classes=CLASSES, metrics=[], minimum=0.5)
 
     def connect(model: Any, plan: Any, records: Any) -> NetworkEngine:
-        return NetworkEngine(
-            model, plan, records, transport, run=RUN, names=names, classes=CLASSES, metrics=[], minimum=0.5
-        )
+        return NetworkEngine(model, plan, records, transport, terms)
 
     roster = Roster(names, CLASSES, "loopback", connect, {"run": RUN, "shape": list(SHAPE), "classes": CLASSES})
     train = run.config.train

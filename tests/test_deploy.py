@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import ssl
 import stat
 import sys
 import tomllib
@@ -14,6 +16,8 @@ import torch
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 from flwr.common.config import flatten_dict, validate_config
 from helpers import message
 from PIL import Image
@@ -27,10 +31,12 @@ from fedfac.data.tables import csv_or_parquet
 from fedfac.deploy.app import write_app
 from fedfac.deploy.certs import write_certs
 from fedfac.deploy.processes import Network
+from fedfac.deploy.trial import attempt
 from fedfac.engine.flower import data as node_data
-from fedfac.engine.flower.grid import Hello, from_content, roster_of, to_content
+from fedfac.engine.flower.grid import from_content, roster_of, to_content
+from fedfac.engine.flower.node import Node
 from fedfac.engine.flower.settings import Deployment, NodeConfig
-from fedfac.engine.flower.wire import Packet, ReplyError
+from fedfac.engine.flower.wire import Hello, Packet, ReplyError, Request
 from fedfac.errors import ConfigError, DataError, FedfacError, RunError
 
 
@@ -44,7 +50,7 @@ def test_the_app_is_one_that_flower_takes_and_that_says_what_the_run_is(
     valid, errors, warnings = validate_config(config, check_module=True, project_dir=folder)
     assert (valid, errors, warnings) == (True, [], [])
     run = Deployment.read(flatten_dict(config["tool"]["flwr"]["app"]["config"]))
-    assert run.config.method_name == "fedfac"
+    assert run.config.method_name == "fedfac-plus"
     assert run.config.method_options == {"layers": [1], "tau": "50%"}
     assert (run.deploy.clients, run.config.train.rounds, run.deploy.out) == (3, 10, "run")
     assert "flwr run . my_hospitals --stream" in (folder / "README.md").read_text()
@@ -220,7 +226,7 @@ def test_a_network_by_its_dotted_name() -> None:
 
 def test_names_in_order_and_nodes_that_do_not_fit_together() -> None:
     def nodes(**shapes: Any) -> dict[str, Hello]:
-        return {name.lstrip("_"): Hello(name, *value) for name, value in shapes.items()}
+        return {name.lstrip("_"): Hello(name, value[0], value[1], 5) for name, value in shapes.items()}
 
     assert roster_of(nodes(_10=((3,), 2), _2=((3,), 4), b=((3,), 2))) == (["2", "10", "b"], (3,), 4)
     assert roster_of(nodes(a=((3,), None))) == (["a"], (3,), None)
@@ -264,3 +270,109 @@ def test_without_flower_it_says_what_to_install(
         text = "Flower's commands are not installed here: pip install 'fedfac[flower]'"
         assert message(FedfacError, network.start_link) == text
         assert message(FedfacError, lambda: network.flwr("ls")) == text
+
+
+def test_the_default_app_asks_for_nothing_that_a_node_refuses_unasked(tmp_path: Path) -> None:
+    folder = write_app(tmp_path / "hospitals")
+    config = tomllib.loads((folder / "pyproject.toml").read_text())
+    run = Deployment.read(flatten_dict(config["tool"]["flwr"]["app"]["config"]))
+    there = Node(run, NodeConfig.read({"client": "1"}, 1)).answer(Request("hello")).values
+    assert there["shape"] == [1, 8, 8]
+    assert "refuses" not in there
+    fedfac = Deployment.read({**run.flat, "method.name": "fedfac"})
+    assert Node(fedfac, NodeConfig.read({"client": "1"}, 1)).answer(Request("hello")).values["refuses"] == "measure"
+    text = (folder / "README.md").read_text()
+    assert "share-weights=true" in text
+    assert "Each node's contribution arrives by itself" in text
+
+
+def test_a_trial_runs_in_a_folder_that_is_named_relatively(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes to the processes is the same, wherever they run."""
+    commands: list[list[str]] = []
+
+    class ToldError(Exception):
+        pass
+
+    def start(self: Network, name: str, command: list[str]) -> None:
+        commands.append(command)
+
+    def flwr(self: Network, *arguments: str) -> str:
+        commands.append(["flwr", *arguments])
+        raise ToldError
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Network, "_start", start)
+    monkeypatch.setattr(Network, "wait", lambda *_, **__: None)
+    monkeypatch.setattr(Network, "flwr", flwr)
+    with pytest.raises(ToldError):
+        attempt(Path("trial"), nodes=2, rounds=1, method="fedfac-plus", quiet=True)
+    files = [word for command in commands for word in command if "trial/" in word]
+    assert len(files) == 5
+    assert all(Path(word).is_absolute() for word in files)
+    assert all(Path(word).exists() for word in files if not word.endswith(".db"))
+
+
+def certificates(folder: Path) -> tuple[x509.Certificate, x509.Certificate]:
+    write_certs(folder, hosts=["fl.example.org", "127.0.0.1"], nodes=["north"])
+    authority, server = (x509.load_pem_x509_certificate((folder / f"{n}.crt").read_bytes()) for n in ("ca", "server"))
+    return authority, server
+
+
+def test_certificates_say_what_they_are_for(tmp_path: Path) -> None:
+    authority, server = certificates(tmp_path)
+    basic = [c.extensions.get_extension_for_class(x509.BasicConstraints) for c in (authority, server)]
+    assert [(b.value.ca, b.value.path_length, b.critical) for b in basic] == [(True, 0, True), (False, None, True)]
+    uses = [c.extensions.get_extension_for_class(x509.KeyUsage) for c in (authority, server)]
+    assert [u.critical for u in uses] == [True, True]
+    names = ("digital_signature", "key_cert_sign", "crl_sign", "key_encipherment", "key_agreement", "data_encipherment")
+    said = [{name for name in names if getattr(u.value, name)} for u in uses]
+    assert said == [{"key_cert_sign", "crl_sign"}, {"digital_signature"}]
+    extended = server.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(extended) == [ExtendedKeyUsageOID.SERVER_AUTH]
+
+
+def test_certificates_hold_before_a_judge_who_is_strict(tmp_path: Path) -> None:
+    authority, server = certificates(tmp_path)
+    judge = PolicyBuilder().store(Store([authority]))
+    assert len(judge.build_server_verifier(x509.DNSName("fl.example.org")).verify(server, [])) == 2
+    with pytest.raises(VerificationError):
+        judge.build_server_verifier(x509.DNSName("other.example.org")).verify(server, [])
+    with pytest.raises(VerificationError):  # it is no client
+        judge.build_client_verifier().verify(server, [])
+    other, _ = certificates(tmp_path / "other")
+    with pytest.raises(VerificationError):
+        PolicyBuilder().store(Store([other])).build_server_verifier(x509.DNSName("fl.example.org")).verify(server, [])
+
+
+def handshake(folder: Path, host: str) -> str | None:
+    """A real TLS handshake, in memory; the protocol that was agreed on."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "server.crt", folder / "server.key")
+    client = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    there = server.wrap_bio(to_server, to_client, server_side=True)
+    here = client.wrap_bio(to_client, to_server, server_hostname=host)
+    for _ in range(10):
+        for side in (here, there):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    return here.version()
+
+
+def test_certificates_carry_a_handshake(tmp_path: Path) -> None:
+    certificates(tmp_path)
+    assert handshake(tmp_path, "fl.example.org") == "TLSv1.3"
+    assert handshake(tmp_path, "127.0.0.1") == "TLSv1.3"
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        handshake(tmp_path, "other.example.org")
+
+
+def test_private_keys_are_private_again_after_the_next_call(tmp_path: Path) -> None:
+    certificates(tmp_path)
+    private = [tmp_path / name for name in ("ca.key", "server.key", "nodes/north")]
+    for path in private:
+        path.chmod(0o644)
+    write_certs(tmp_path, hosts=["fl.example.org"], nodes=["north"])
+    assert [stat.S_IMODE(path.stat().st_mode) for path in private] == [0o600] * 3
+    assert stat.S_IMODE((tmp_path / "nodes").stat().st_mode) == 0o700

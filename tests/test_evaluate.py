@@ -154,35 +154,60 @@ def test_the_worst_tenth_of_up_to_ten_is_the_worst_one(values: list[float]) -> N
 # --- the headline --------------------------------------------------------------------------------------------------
 
 
+def every(step: int, values: Sequence[float]) -> list[tuple[int, float]]:
+    """The curve of a run that is tested every so many rounds."""
+    return [(step * (i + 1), value) for i, value in enumerate(values)]
+
+
 def test_the_headline_by_hand() -> None:
-    """Ten in a row: the best start is the second value."""
+    """Every round is tested. Ten in a row: the best start is the second value."""
     values = [0.0, *([1.0] * 10), 0.0, 0.0, 0.5]
-    assert headline(values) == {"best": 1.0, "last": pytest.approx((7 + 0.5) / 10)}
-    assert headline([0.1, 0.9, 0.8, 0.3], window=2) == {"best": pytest.approx(0.85), "last": pytest.approx(0.55)}
+    last = pytest.approx((7 + 0.5) / 10)
+    assert headline(every(1, values)) == {"best": 1.0, "last": last, "evaluations": 10, "window": (5, 14)}
     assert headline([]) == {}
+    assert headline([(7, 0.5)]) == {"best": 0.5, "last": 0.5, "evaluations": 1, "window": (7, 7)}
+
+
+def test_the_last_ten_are_rounds_not_evaluations() -> None:
+    """Phones in the docs: forty rounds, every fourth tested. Ten evaluations are the whole run, from round 4 on."""
+    curve = every(4, [0.0] * 7 + [0.25, 0.5, 0.75])
+    assert headline(curve) == {"best": 0.5, "last": 0.5, "evaluations": 3, "window": (32, 40)}
+
+
+def test_fewer_than_three_evaluations_in_ten_rounds_are_filled_up_from_before() -> None:
+    curve = every(5, [0.0, 0.25, 0.5, 0.75])
+    assert headline(curve) == {"best": 0.5, "last": 0.5, "evaluations": 3, "window": (10, 20)}
+    assert headline(curve[:2]) == {"best": 0.125, "last": 0.125, "evaluations": 2, "window": (5, 10)}
+
+
+def test_the_best_ten_are_rounds_not_evaluations() -> None:
+    """Every third round: four evaluations lie in ten rounds; a window that is not whole does not count."""
+    curve = every(3, [1.0, 0.0, 0.5, 1.0, 1.0, 1.0, 0.0, 0.0])
+    found = headline(curve)
+    assert found["best"] == pytest.approx((0.5 + 1 + 1 + 1) / 4)
+    assert found["last"] == pytest.approx((1 + 1 + 0 + 0) / 4)
+
+
+def test_a_run_that_has_gone_on_untested_since_keeps_to_its_last_ten_rounds() -> None:
+    curve = every(2, [0.0] * 5 + [1.0] * 5)
+    assert headline(curve, 20)["window"] == (12, 20)
+    assert headline(curve, 23)["window"] == (14, 20)
+    assert headline(curve, 60) == {"best": 1.0, "last": 1.0, "evaluations": 3, "window": (16, 20)}
 
 
 @settings(deadline=None)
-@given(shares, st.integers(1, 50))
-def test_the_best_is_not_below_the_last_and_both_are_means(values: list[float], window: int) -> None:
-    found = headline(values, window)
-    w = min(window, len(values))
+@given(shares, st.integers(1, 12))
+def test_the_best_is_not_below_the_last_and_both_are_means(values: list[float], step: int) -> None:
+    found = headline(every(step, values))
+    numbers = np.arange(1, len(values) + 1) * step
+    inside = max(int(np.sum(numbers > numbers[-1] - 10)), min(3, len(values)))
     assert found["best"] >= found["last"]
-    assert found["last"] == pytest.approx(float(np.mean(values[-w:])))
-    assert found["best"] == pytest.approx(float(np.convolve(values, np.ones(w) / w, mode="valid").max()))
-
-
-@settings(deadline=None)
-@given(shares, st.integers(0, 30))
-def test_a_window_longer_than_the_run_is_the_whole_run(values: list[float], more: int) -> None:
-    mean = pytest.approx(float(np.mean(values)))
-    assert headline(values, len(values) + more) == {"best": mean, "last": mean}
-
-
-@settings(deadline=None)
-@given(shares)
-def test_a_window_of_one_is_the_best_and_the_last_value(values: list[float]) -> None:
-    assert headline(values, 1) == {"best": max(values), "last": values[-1]}
+    assert found["evaluations"] == inside
+    assert found["window"] == (numbers[-inside], numbers[-1])
+    assert found["last"] == pytest.approx(float(np.mean(values[-inside:])))
+    if step == 1:
+        w = min(10, len(values))
+        assert found["best"] == pytest.approx(float(np.convolve(values, np.ones(w) / w, mode="valid").max()))
 
 
 def test_a_result_s_headline_is_that_of_its_accuracies() -> None:
@@ -194,6 +219,25 @@ def test_a_result_s_headline_is_that_of_its_accuracies() -> None:
     assert result.accuracy == accuracies[-1]
     assert result.headline["last"] == pytest.approx(sum(accuracies[2:]) / 10)
     assert result.headline["best"] == pytest.approx(max(sum(accuracies[i : i + 10]) / 10 for i in range(3)))
+    assert (result.headline["evaluations"], result.headline["window"]) == (10, (3, 12))
+
+
+def test_by_default_three_of_the_last_ten_rounds_are_tested_however_dear_tests_are() -> None:
+    """Six clients of 10 training and 1,000 test samples: every tenth round by the cost."""
+    draws = np.random.default_rng(0)
+    clients = [
+        (draws.normal(size=(10, 3)), np.arange(10) % 2, draws.normal(size=(1000, 3)), np.arange(1000) % 2)
+        for _ in range(6)
+    ]
+    how: dict[str, Any] = {"rounds": 21, "cohort": 1, "epochs": 1, "seed": 0}
+    federation = Federation.from_arrays(clients)
+    model = nn.Linear(3, 2)
+    result = fedfac.fit(model, federation, method=methods.fedavg(), **how)
+    assert [r["round"] for r in result.records if "test" in r] == [10, 13, 17, 20, 21]
+    assert result.headline["window"] == (13, 21)
+    once = fedfac.fit(model, federation, method=methods.fedavg(), **how, evaluate_every=10)
+    assert [r["round"] for r in once.records if "test" in r] == [10, 20, 21]
+    assert once.state(0)["weight"].equal(result.state(0)["weight"])
 
 
 # --- score ---------------------------------------------------------------------------------------------------------

@@ -157,17 +157,24 @@ def garbled(change: Any) -> loopback.Meddle:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda p: Packet({**p.values, "samples": 0}, p.tensors), "its size is 0; a positive whole number is allowed"),
-        (lambda p: Packet({**p.values, "loss": float("nan")}, p.tensors), "its loss is nan"),
+        (lambda p: Packet({**p.values, "samples": 0}, p.tensors), "Expected `int` >= 1 - at `$.samples`"),
+        (
+            lambda p: Packet({**p.values, "loss": float("nan")}, p.tensors),
+            "38 - at `$.loss`",
+        ),
         (lambda p: Packet(p.values, {k: t / 0 for k, t in p.tensors.items()}), "its sums of layer fc1 are not finite"),
-        (lambda p: Packet({}), "its size is None; a positive whole number is allowed"),
+        (lambda p: Packet({}), "Object missing required field `samples`"),
     ],
 )
 def test_garbage_is_refused_with_its_senders_number_and_the_round_goes_on(
     change: Any, why: str, tmp_path: Path
 ) -> None:
     result = over_the_wire(deployment("fedfac", train__cohort=4), tmp_path, garbled(change))
-    assert result.records[1]["left_out"] == {"1": f"the reply of node n1 was refused: {why}"}
+    (left_out,) = result.records[1]["left_out"].items()
+    name, text = left_out
+    assert name == "1"
+    assert text.startswith("the reply of node n1 was refused: ")
+    assert text.endswith(why)
     assert [r["left_out"] for r in result.records[::2]] == [{}, {}]
     assert all(bool(torch.isfinite(t).all()) for t in result.server.values())
 
@@ -175,7 +182,7 @@ def test_garbage_is_refused_with_its_senders_number_and_the_round_goes_on(
 def test_a_server_that_is_killed_between_collect_and_commit_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     run = deployment("fedfac")
     straight = over_the_wire(run, tmp_path / "straight")
-    there = Loopback(nodes(run, tmp_path / "nodes"))
+    there = Loopback(nodes(run, tmp_path / "nodes", **{"share-weights": True}))
     with session(run, there, out=tmp_path / "run") as first:
         first.step()
         first._advance(2, {"round": 2}, _Clockless())  # type: ignore[arg-type]  # clients kept; nothing is committed
@@ -192,7 +199,7 @@ class _Clockless:
 
 
 def test_no_personal_number_and_no_sample_is_in_what_the_server_receives(tmp_path: Path) -> None:
-    run = deployment("fedfac", train__cohort=4)
+    run = deployment("random-redrawn", train__cohort=4)  # by element, and nothing is measured
     there = Loopback(nodes(run, tmp_path))
     result = session(run, there).drive()
     received = torch.cat([t.double().flatten() for packet in there.received for t in packet.tensors.values()])
@@ -211,7 +218,7 @@ def test_no_personal_number_and_no_sample_is_in_what_the_server_receives(tmp_pat
 
 def test_a_server_cannot_ask_for_one_half_of_the_elements_and_then_for_the_other(tmp_path: Path) -> None:
     run = deployment("fedfac")
-    node = nodes(run, tmp_path)[0]
+    node = nodes(run, tmp_path, **{"share-weights": True})[0]
     there = session(run, Loopback([node]))
     masks = {"fc1": (True, False) * 5}
     request = Request(wire.TRAIN, run=loopback.RUN, round=1, classes=3, masks=masks, server=there.server, measure=True)
@@ -220,17 +227,20 @@ def test_a_server_cannot_ask_for_one_half_of_the_elements_and_then_for_the_other
     first = node.answer(collect)
     assert same(node.answer(collect).tensors, first.tensors)
     other = node.answer(replace(collect, masks={"fc1": (False, True) * 5}))
-    assert (other.values, other.tensors) == ({"problem": "it failed with a RunError; its own log says why"}, {})
+    assert (other.values["kind"], other.tensors) == (wire.MASKS, {})
 
 
-def test_weights_do_not_leave_as_sums_of_one_unless_the_node_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("method", ["variance", "fedfac", "fedfac-static"])
+def test_a_run_that_nodes_refuse_ends_in_its_first_round_and_says_why(
+    method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = deployment("variance")
-    text = message(TrainingError, lambda: session(run, Loopback(nodes(run, tmp_path))).drive())
-    assert "it failed with a RunError; its own log says why" in text
-    assert "sends the weights of layer 'fc1' themselves, personal ones too" in caplog.text
-    assert "--node-config 'share-weights=true'" in caplog.text
+    run = deployment(method)
+    text = message(RunError, lambda: session(run, Loopback(nodes(run, tmp_path))).drive())
+    who = "0, 2, 3" if method == "fedfac-static" else "0, 1, 3"  # the cohort of the first round, 0 or 1
+    assert text.startswith(f"{who}: its owner has not agreed to be measured")
+    assert "(fedfac-plus with schedule='dynamic' and elements='refreshed', fedper)" in text
+    assert text.endswith("--node-config 'share-weights=true'")
+    assert f"refused (method {method!r}, layers fc1)" in caplog.text
 
 
 def test_an_error_on_a_node_is_told_by_its_kind_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,18 +12,20 @@ import pytest
 import torch
 from helpers import bitwise, counted, message
 
-from fedfac.engine.flower.folder import Folder, found_in
+from fedfac.engine.flower.consent import Allowed
+from fedfac.engine.flower.folder import About, Folder, Held, found_in
 from fedfac.errors import RunError
 from fedfac.run import atomic_write
 
 RUN = "00112233445566ff"
 STATE = counted({"a": (3, 2), "b": (4,)})
+ABOUT = About(1, 0, 0, {}, [2], 3, {}, {})
 
 
 def test_what_is_kept_comes_back_bit_by_bit(tmp_path: Path) -> None:
     folder = Folder(tmp_path, RUN, "north")
     assert folder.kept(1) is None
-    folder.keep(1, STATE, last=0, masks={})
+    folder.keep(1, STATE, last=0)
     assert bitwise(Folder(tmp_path, RUN, "north").kept(1) or {}, STATE)
     assert Folder(tmp_path, "f" * 16, "north").kept(1) is None
     assert Folder(tmp_path, RUN, "south").kept(1) is None
@@ -32,8 +34,8 @@ def test_what_is_kept_comes_back_bit_by_bit(tmp_path: Path) -> None:
 def test_the_round_that_counted_and_the_newest_are_kept(tmp_path: Path) -> None:
     folder = Folder(tmp_path, RUN, "north")
     for number, last in ((1, 0), (2, 1), (3, 1), (4, 3)):
-        folder.hold(number, {}, STATE)
-        folder.keep(number, STATE, last=last, masks={})
+        folder.hold(number, Held(3, "", Allowed(), once=False), STATE)
+        folder.keep(number, STATE, last=last)
     assert sorted(p.name for p in folder.path.iterdir()) == ["held-000004", "kept-000003", "kept-000004"]
 
 
@@ -46,14 +48,14 @@ def test_a_run_that_would_lead_elsewhere_is_refused(run: str, tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "../../x", "münchen 3", "con:1"])
 def test_any_name_of_a_client_stays_in_the_folder_and_is_found_again(name: str, tmp_path: Path) -> None:
     folder = Folder(tmp_path / "base", RUN, name)
-    folder.set_model({}, STATE)
+    folder.set_model(ABOUT, STATE)
     assert folder.path.resolve().parent == (tmp_path / "base" / RUN).resolve()
     assert found_in(tmp_path / "base") == [(RUN, name)]
 
 
 def test_a_damaged_file_is_noticed(tmp_path: Path) -> None:
     folder = Folder(tmp_path, RUN, "north")
-    folder.keep(1, STATE, last=0, masks={})
+    folder.keep(1, STATE, last=0)
     path = folder.path / "kept-000001"
     content = bytearray(path.read_bytes())
     for damaged in (content[:-1], content[:40], b"", content[:-3] + b"xyz"):
@@ -67,7 +69,7 @@ from pathlib import Path
 from fedfac.engine.flower.folder import Folder
 folder = Folder(Path(sys.argv[1]), sys.argv[2], "north")
 for round in itertools.count(1):
-    folder.keep(round, {"a": torch.full((200_000,), float(round))}, last=round - 1, masks={})
+    folder.keep(round, {"a": torch.full((200_000,), float(round))}, last=round - 1)
     print(round, flush=True)
 """
 
@@ -96,12 +98,3 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         atomic_write(path, object())  # type: ignore[arg-type]
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
     assert path.read_bytes() == b"whole"
-
-
-def test_the_part_of_a_round_leaves_for_one_split_only(tmp_path: Path) -> None:
-    folder = Folder(tmp_path, RUN, "north")
-    for _ in range(2):  # a server that fell back to its last whole round asks again for the same
-        folder.keep(4, STATE, last=3, masks={"fc1": (True, False)})
-    text = message(RunError, lambda: folder.keep(4, STATE, last=3, masks={"fc1": (False, True)}))
-    assert text == "the part of round 4 has already been sent for another split"
-    folder.keep(5, STATE, last=4, masks={"fc1": (False, True)})

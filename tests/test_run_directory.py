@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from rundirs import client_row, new_directory
 
 import fedfac
 from fedfac import methods
@@ -292,10 +293,6 @@ def test_a_start_that_was_killed_before_it_had_a_config_can_be_started_again(tmp
 # --- rounds that are put off -----------------------------------------------------------------------------------------
 
 
-def new_directory(path: Path) -> RunDirectory:
-    return RunDirectory.create(path, {"rounds": 9, "settings": {}})
-
-
 def commit(directory: RunDirectory, number: int, **options: Any) -> None:
     directory.put(0, {"own": torch.full((2,), float(number))})
     if number == 2:
@@ -305,7 +302,7 @@ def commit(directory: RunDirectory, number: int, **options: Any) -> None:
         {"w": torch.full((3,), float(number))},
         Split({"w": (3,)}),
         scores={},
-        clients=[{"client": "a"}] if number == 2 else None,
+        clients=[client_row("a")] if number == 2 else None,
         timing={"train": number / 4},
         averaged={"w": torch.full((3,), number / 2)},
         velocity={"w": torch.full((3,), number / 8)},
@@ -329,7 +326,7 @@ def test_rounds_that_are_put_off_come_with_the_next_one_or_not_at_all(tmp_path: 
     directory.close()
     found = RunDirectory.read(tmp_path / "run")
     assert [record["round"] for record in found.records()] == [1, 2, 3, 4]
-    assert found.clients() == [{"client": "a"}]
+    assert found.clients() == [client_row("a")]
     last = found.checkpoint()
     assert last is not None
     assert last.round == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ import torch
 from helpers import bitwise
 from hypothesis import given
 from hypothesis import strategies as st
+from rundirs import new_directory
 
 from fedfac import run as runs
 from fedfac.engine.store import CachedStore, MemoryStore, room_for_states
@@ -55,7 +57,7 @@ def test_a_recent_state_is_the_same_object() -> None:
 
 
 def test_a_round_is_written_behind_and_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunDirectory.create(tmp_path / "r", {"rounds": 3})
+    run = new_directory(tmp_path / "r")
     held = threading.Event()
 
     def slow(tensors: State) -> bytes:
@@ -85,7 +87,7 @@ def test_a_round_is_written_behind_and_read_at_once(tmp_path: Path, monkeypatch:
 def test_training_does_not_wait_for_the_writer_but_for_too_many_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = RunDirectory.create(tmp_path / "r", {"rounds": 9})
+    run = new_directory(tmp_path / "r")
     held = threading.Event()
     writes: list[list[int]] = []
     usually = RunDirectory._write
@@ -116,7 +118,7 @@ def test_training_does_not_wait_for_the_writer_but_for_too_many_rounds(
 
 
 def test_over_a_network_no_more_than_one_round_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunDirectory.create(tmp_path / "r", {"rounds": 9})
+    run = new_directory(tmp_path / "r")
     run.most = 1
     writes: list[int] = []
     usually = RunDirectory._write
@@ -137,7 +139,7 @@ def test_over_a_network_no_more_than_one_round_waits(tmp_path: Path, monkeypatch
 def test_a_failed_write_is_said_and_leaves_the_last_whole_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = RunDirectory.create(tmp_path / "r", {"rounds": 3})
+    run = new_directory(tmp_path / "r")
     run.put(1, state(1))
     commit(run, 1)
     run.flush()
@@ -161,7 +163,7 @@ def test_a_failed_write_is_said_and_leaves_the_last_whole_round(
 
 def test_reading_does_not_keep_the_writer_from_beginning(tmp_path: Path) -> None:
     """A run that is gone on with: its first round is written while states of earlier rounds are read."""
-    run = RunDirectory.create(tmp_path / "r", {"rounds": 99})
+    run = new_directory(tmp_path / "r")
     run.put(5, {"w": torch.zeros(20_000)})
     commit(run, 1)
     run.close()
@@ -188,3 +190,108 @@ def test_reading_does_not_keep_the_writer_from_beginning(tmp_path: Path) -> None
     finally:
         sys.setswitchinterval(interval)
     assert len(RunDirectory.read(tmp_path / "r").records()) == 21
+
+
+# --- what waits is bounded in bytes ----------------------------------------------------------------------------------
+
+BIG = 1 << 14  # numbers of a state: 64 KB
+
+
+def a_round(run: RunDirectory, number: int, clients: range, *, put_off: bool = False) -> None:
+    for client in clients:
+        run.put(client, {"w": torch.full((BIG,), float(number))})
+    run.commit({"round": number}, state(-number), SPLIT, scores={}, clients=None, timing={}, put_off=put_off)
+
+
+@pytest.mark.parametrize("put_off", [False, True])
+@pytest.mark.parametrize("cohort", [1, 3, 40])  # a small part of the bound, a large one, and more than it
+def test_a_stalled_disk_stops_the_training_and_does_not_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cohort: int, *, put_off: bool
+) -> None:
+    """The disk is let go on transaction by transaction; in between, as much as can be is trained, and counted."""
+    monkeypatch.setattr(runs, "WRITE_BEHIND", 8 * 4 * BIG)
+    room = max(runs.WRITE_BEHIND, cohort * 4 * BIG)
+    run = new_directory(tmp_path / "r")
+    run.most = 10**6
+    gate = threading.Semaphore(0)
+    usually = RunDirectory._write
+    peak: list[int] = []
+
+    def slow(self: RunDirectory, *arguments: Any) -> None:
+        assert gate.acquire(timeout=60)
+        usually(self, *arguments)
+
+    def train() -> None:
+        for number in range(1, 16):
+            a_round(run, number, range(number * cohort, (number + 1) * cohort), put_off=put_off)
+            peak.append(run.unwritten_bytes)
+
+    monkeypatch.setattr(RunDirectory, "_write", slow)
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    trainer.join(0.3)
+    assert trainer.is_alive()  # the disk has written nothing yet, and the training waits for it
+    assert len(peak) * cohort * 4 * BIG <= room + cohort * 4 * BIG
+    for _ in range(40):
+        gate.release()
+    trainer.join(60)
+    assert not trainer.is_alive()
+    run.close()
+    assert max(peak) <= room
+    assert len(RunDirectory.read(tmp_path / "r").records()) == 15
+
+
+PROGRAM = """
+import resource, sys, threading
+import torch
+sys.path.insert(0, sys.argv[2])
+from rundirs import new_directory
+from pathlib import Path
+from fedfac import run as runs
+from fedfac.split import Split
+runs.WRITE_BEHIND = 16 << 20
+usually, gate = runs.RunDirectory._write, threading.Event()
+def stalled(self, *arguments):
+    gate.wait(0.2)  # a disk that takes a fifth of a second for a transaction
+    usually(self, *arguments)
+runs.RunDirectory._write = stalled
+run = new_directory(Path(sys.argv[1]))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for number in range(1, 8):
+    for client in range(8):  # 16 MB a round
+        run.put(number * 8 + client, {"w": torch.full((1 << 19,), float(number))})
+    run.commit({"round": number}, {"w": torch.zeros(3)}, Split({"w": (3,)}), scores={}, clients=None, timing={})
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+gate.set()
+run.close()
+"""
+
+
+def test_the_memory_of_a_process_with_a_slow_disk(tmp_path: Path) -> None:
+    """Seven rounds of 16 MB, and the disk has done one or two of them: 100 MB and more waited before."""
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "r"), str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert float(done.stdout) < 80
+
+
+def test_a_writer_that_fails_while_training_waits_for_it_is_said_and_nothing_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "WRITE_BEHIND", 4 * BIG)
+    run = new_directory(tmp_path / "r")
+    a_round(run, 1, range(3))
+    run.flush()
+    usually = RunDirectory._write
+
+    def fails(self: RunDirectory, *arguments: Any) -> None:
+        raise RunError("the disk is gone")
+
+    monkeypatch.setattr(RunDirectory, "_write", fails)
+    with pytest.raises(RunError, match="the disk is gone"):  # noqa: PT012 (at one of them)
+        for number in range(2, 6):
+            a_round(run, number, range(3))
+    monkeypatch.setattr(RunDirectory, "_write", usually)
+    assert run.unwritten_bytes == 0
+    run.rollback()
+    run.close()
+    assert [record["round"] for record in RunDirectory.read(tmp_path / "r").records()] == [1]

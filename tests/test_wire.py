@@ -25,6 +25,7 @@ ANATOMY = Anatomy.of(MODEL)
 CONV = ANATOMY.layers[0]
 SPLIT = Split.of(ANATOMY, layers=[CONV], personal=["7.weight", "7.bias"]).with_masks({"0": [True, False] * 3})
 SIZES = {"0": (6, 18)}
+NOT = "it is not what was asked for: "
 
 
 def moments() -> Moments:
@@ -72,8 +73,10 @@ def test_what_a_client_trained_arrives_bit_by_bit() -> None:
 @given(st.integers(1, 9), st.integers(1, 9), st.booleans())
 def test_moments_cost_half_when_nothing_is_lost_by_it(elements: int, rows: int, symmetric: bool) -> None:
     z = torch.rand(elements, rows, dtype=torch.float64)
-    products = torch.rand(elements, elements, dtype=torch.float64)
-    products = (products + products.T) / 2 if symmetric else products
+    products = z @ z.T
+    products = (products + products.T) / 2
+    if not symmetric:
+        products[0, -1] *= 1 - 1e-12
     packet = wire.train_reply(1, 0.0, {"a": Moments(rows, z.sum(1), products)}, None)
     numbers = packet.tensors["sums/a/products"].numel()
     if symmetric:
@@ -101,11 +104,14 @@ def test_a_spread_and_scores_arrive() -> None:
     [
         (None, b"", "it is not a fedfac message"),
         ("{}", "text", "it is not a fedfac message"),
-        ("{", Packet({}).pack()[1], "it cannot be read (JSONDecodeError)"),
+        ("{", Packet({}).pack()[1], "it cannot be read (DecodeError)"),
+        ('{"loss": NaN}', Packet({}).pack()[1], "it cannot be read (DecodeError)"),
         ("{}", b"junk", "it cannot be read (RunError)"),
         ("[" * 100_000, b"", "it cannot be read (RecursionError)"),
-        ("[]", Packet({}).pack()[1], "it is of message format None; this version of fedfac reads format 1"),
-        ('{"format": 2}', Packet({}).pack()[1], "it is of message format 2; this version of fedfac reads format 1"),
+        ("[]", Packet({}).pack()[1], "it is of message format None; this version of fedfac reads format 2"),
+        ('{"format": 1}', Packet({}).pack()[1], "it is of message format 1; this version of fedfac reads format 2"),
+        ('{"format": 2, "to": 3, "values": {}}', Packet({}).pack()[1], NOT + "Expected `str`, got `int` - at `$.to`"),
+        (" " * (2**20 + 1), b"", "it has 1048577 characters of values; at most 1048576 are allowed"),
     ],
 )
 def test_what_is_no_message_is_refused(text: Any, data: Any, why: str) -> None:
@@ -122,18 +128,23 @@ def changed(values: dict[str, Any] | None = None, **tensors: torch.Tensor | None
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, "5", None, True, 2**60, [5]])
 def test_a_size_that_is_not_a_positive_whole_number_is_refused(size: Any) -> None:
-    why = f"its size is {size!r}; a positive whole number is allowed"
     packet = sent(changed({"samples": size}))
-    assert message(ReplyError, lambda: wire.read_train(packet, SPLIT, SIZES, collect=True)) == why
-    assert message(ReplyError, lambda: wire.read_collect(Packet({"samples": size}, part()), SPLIT, 5)) == why
+    for read in (
+        lambda: wire.read_train(packet, SPLIT, SIZES, collect=True),
+        lambda: wire.read_collect(Packet({"samples": size}, part()), SPLIT, 5),
+    ):
+        with pytest.raises(ReplyError, match=r"`int`.*\$\.samples|its size|at most 10000000 are|weighs its part"):
+            read()
 
 
 @pytest.mark.parametrize(
     ("packet", "why"),
     [
-        (changed({"loss": float("inf")}), "its loss is inf"),
-        (changed({"loss": "0.1"}), "its loss is '0.1'"),
-        (changed({"counts": None}), "it has no counts"),
+        (changed({"loss": float("inf")}), NOT + "Expected `float`, got `null` - at `$.loss`"),
+        (changed({"loss": 1e39}), NOT + "Expected `float` <= 3.4028234663852886e+38 - at `$.loss`"),
+        (changed({"loss": "0.1"}), NOT + "Expected `float`, got `str` - at `$.loss`"),
+        (changed({"counts": None}), NOT + "Expected `object`, got `null` - at `$.counts`"),
+        (changed({"more": "x" * 1000}), NOT + "Object contains unknown field `more`"),
         (changed({"counts": {"0": 17}}), "its sums of layer 0 are over 17, not over 18"),
         (changed({"counts": {}}), "its sums of layer 0 are over None, not over 18"),
         (changed(sums__0__total=None), "its sums of layer 0 are ['products']"),
@@ -170,20 +181,22 @@ def test_tensors_that_nobody_asked_for_are_refused() -> None:
 @pytest.mark.parametrize(
     ("scores", "why"),
     [
-        (None, "it has no test scores"),
-        ({"validation": {}}, "it has no test scores"),
-        ({"test": []}, "a score of it is not a table"),
-        ({"samples": -1}, "it tested -1 samples; a whole number from 0 up is allowed"),
+        (None, NOT + "Expected `object`, got `null` - at `$.scores`"),
+        ({}, "it has no test scores"),
+        ({"test": []}, NOT + "Expected `object`, got `array` - at `$.scores[...]`"),
+        ({"samples": -1}, NOT + "Expected `int` >= 0 - at `$.scores[...].samples`"),
+        ({"samples": 2**53}, f"it says {2**53} samples; at most 10000000 are allowed ([deploy] most_samples)"),
         ({"correct": 11}, "it counts 11 correct answers of 10"),
         ({"correct": None}, "it counts None correct answers of 10"),
-        ({"loss": float("nan")}, "a figure of it is nan"),
+        ({"loss": float("nan")}, NOT + "Expected `float`, got `null` - at `$.scores[...].loss`"),
+        ({"loss": 1e308}, NOT + "Expected `float` <= 3.4028234663852886e+38 - at `$.scores[...].loss`"),
         ({"metrics": {}}, "its metrics are not ['mse']"),
-        ({"metrics": {"mse": float("inf")}}, "a figure of it is inf"),
+        ({"metrics": {"mse": "x" * 1000}}, NOT + "Expected `float`, got `str` - at `$.scores[...].metrics[...]`"),
     ],
 )
 def test_scores_that_cannot_be_are_refused(scores: Any, why: str) -> None:
     good = {"samples": 10, "correct": 7, "loss": 0.5, "metrics": {"mse": 1.0}}
-    if isinstance(scores, dict) and not scores.keys() & {"test", "validation"}:
+    if scores and not scores.keys() & {"test", "validation"}:
         scores = {"test": good | scores}
     packet = sent(Packet({"scores": scores}))
     assert message(ReplyError, lambda: wire.read_scores(packet, 0, ["mse"], classes=True)) == why
@@ -192,13 +205,18 @@ def test_scores_that_cannot_be_are_refused(scores: Any, why: str) -> None:
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({"name": ""}, "its name is not a short printable text"),
-        ({"name": "a\nb"}, "its name is not a short printable text"),
-        ({"shape": [3, 0]}, "the shape of its samples is [3, 0]"),
-        ({"classes": 0}, "it says that it has 0 classes"),
+        ({"name": ""}, "its name is ''; a name is up to 100 printable characters"),
+        ({"name": "a\x1b[2J\nb"}, "its name is 'a?[2J?b'; a name is up to 100 printable characters"),
+        ({"name": "n" * 101}, f"its name is '{'n' * 39}…'; a name is up to 100 printable characters"),
+        ({"shape": [3, 0]}, NOT + "Expected `int` >= 1 - at `$.shape[1]`"),
+        ({"shape": [2**26, 2]}, "the shape of its samples is [67108864, 2]; a sample has at most 67108864 numbers"),
+        ({"classes": 0}, NOT + "Expected `int` >= 1 - at `$.classes`"),
+        ({"classes": 10**9}, NOT + "Expected `int` <= 100000 - at `$.classes`"),
+        ({"samples": 2**53 - 1}, f"it says {2**53 - 1} samples; at most 10000000 are allowed ([deploy] most_samples)"),
+        ({"refuses": "x\x07"}, "it refuses for a reason of its own: 'x?'"),
     ],
 )
 def test_a_node_that_does_not_say_who_it_is_is_refused(values: dict[str, Any], why: str) -> None:
-    good = wire.hello_reply("north", (3,), 2)
-    assert wire.read_hello(sent(good)) == ("north", (3,), 2)
+    good = wire.hello_reply("north", (3,), 2, samples=48)
+    assert wire.read_hello(sent(good)) == wire.Hello("north", (3,), 2, 48)
     assert message(ReplyError, lambda: wire.read_hello(sent(Packet({**good.values, **values})))) == why

@@ -1,19 +1,25 @@
 """The server's arithmetic: W ← W + η_g (Σ n_k W_k / Σ n_k − W) on what is shared (paper, algorithms 1 and 2).
 
 The server never sees a client's state: it is handed weighted sums. It keeps the last shared value of every
-element, also while the element is personal.
+element, also while the element is personal. A number that is not finite, or out of the range of its type, is never
+taken: the step is refused as a whole.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
+from fedfac.errors import UnsoundSumsError
+from fedfac.moments import Additive, Moments, Spread
 from fedfac.split import Split
-from fedfac.state import State
+from fedfac.state import State, is_finite
 
+LARGEST = 1e150  # of a moment: its square is still a number
 FORGETTING = 8  # how fast a mean over rounds forgets the first ones
 
 
@@ -33,8 +39,11 @@ def aggregate(server: State, sums: Sums, split: Split, *, before: Split, rate: f
     An element that has just become shared takes the mean of the cohort's weights as it is: the server's own
     value of it is old, and the paper's sum of updates from that value is not defined.
     """
+    if not (math.isfinite(sums.weight) and sums.weight > 0):
+        raise UnsoundSumsError(f"the sum of the clients' weights is {sums.weight}; it must be a positive number")
     shared = split.shared(server)
     new: State = {}
+    counters: State = {}
     for name, old in shared.items():
         mean = sums.values[name] / sums.weight
         if rate != 1:
@@ -44,8 +53,40 @@ def aggregate(server: State, sums: Sums, split: Split, *, before: Split, rate: f
                 fresh = (mask & ~before.mask(name, mean.device))[mask]
                 moved = torch.where(fresh, mean, moved)
             mean = moved
-        new[name] = (mean if old.is_floating_point() else mean.round()).to(old.dtype)
+        if not old.is_floating_point():
+            mean = counters[name] = _in_range(mean.round(), old.dtype)
+        new[name] = mean.to(old.dtype)
+    check_sound("the aggregate", {**new, **counters})
     return split.compose(new, split.personal(server))
+
+
+def check_sound(what: str, state: Mapping[str, Tensor]) -> None:
+    """Fail if a number of the state is not finite; one that its type cannot hold is infinite by then."""
+    if not is_finite(state):  # by name only now: on a GPU each question waits
+        names = [name for name, tensor in state.items() if not is_finite({name: tensor})]
+        more = f" and {len(names) - 3} more tensors" if len(names) > 3 else ""
+        raise UnsoundSumsError(f"{what} of {', '.join(names[:3])}{more} is not finite, or out of the range of its type")
+
+
+def check_measured(sums: Mapping[str, Additive]) -> None:
+    """Fail if what a rule is to decide from cannot be squared: it is not finite, or beyond all weights."""
+    for layer, value in sums.items():
+        held = list(getattr(value, "__dict__", {}).values())
+        numbers = [torch.as_tensor(found) for found in held if isinstance(found, int | float | Tensor)]
+        sound = all(bool((found.abs() < LARGEST).all()) for found in numbers)
+        clients = value.n if isinstance(value, Moments) else value.clients if isinstance(value, Spread) else 1
+        if not sound or clients <= 0:
+            raise UnsoundSumsError(
+                f"the sum of what clients measured on layer {layer!r} is not finite, beyond {LARGEST:g}, or of nothing"
+            )
+
+
+def _in_range(values: Tensor, kind: torch.dtype) -> Tensor:
+    """Whole numbers, and NaN in place of those that the type cannot hold."""
+    if kind is torch.bool or kind.is_complex:
+        return values
+    limits = torch.iinfo(kind)
+    return torch.where((values >= limits.min) & (values < float(limits.max) + 1), values, torch.nan)
 
 
 @torch.no_grad()

@@ -6,9 +6,11 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from fedfac import __version__
+from fedfac.disk import refused
 from fedfac.errors import FedfacError, did_you_mean
 
 COMMANDS = {
@@ -70,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 141
+    except OSError as error:  # of a file that a flag names
+        print(f"error: {refused(Path(error.filename or '.'), error)}", file=sys.stderr)
+        return 1
 
 
 def _overview() -> str:

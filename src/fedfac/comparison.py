@@ -25,6 +25,7 @@ from torch import nn
 from fedfac import evaluate, experiment, methods
 from fedfac.anatomy import Anatomy
 from fedfac.config import TYPED_SECTIONS, Config, merged
+from fedfac.disk import private_folder
 from fedfac.errors import ConfigError, RunError, did_you_mean
 from fedfac.methods import check_name, options_of
 from fedfac.options import value_of
@@ -39,7 +40,6 @@ TIMES = "times.json"
 FAILED = "failed.txt"
 ALONE = "alone"  # the seed that a comparison began with, if it was one: its runs are in folders without a number
 LOWER_IS_BETTER = frozenset({"loss", "std", "mse", "mae", "time", "newcomers_loss"})
-SIGNIFICANT = 0.05
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def plan(
     if there is None and out.exists() and any(out.iterdir()):
         raise RunError(f"{out} is not empty and holds no comparison: choose another folder")
     if wanted != there:
-        out.mkdir(parents=True, exist_ok=True)
+        private_folder(out)
         atomic_write(out / PLAN, json.dumps(wanted, indent=1) + "\n")
     return comparison
 
@@ -239,47 +239,21 @@ def figures(cell: Cell) -> dict[str, Any]:
         return {}
     directory = RunDirectory.read(cell.folder)
     try:
-        tested = [r for r in directory.records() if "test" in r]
+        records = directory.records()
     finally:
         directory.close()
+    tested = [r for r in records if "test" in r]
     if not tested:
         return {}
-    shown = dict(tested[-1]["test"])
+    shown: dict[str, Any] = {key: value for key, value in tested[-1]["test"].items() if value is not None}
     if "accuracy" in shown:
-        headline = evaluate.headline([r["test"]["accuracy"] for r in tested])
-        shown = {"last": headline["last"], "best": headline["best"], **shown}
-        held = [r["validation"]["accuracy"] for r in tested if "accuracy" in r.get("validation", {})]
+        shown = evaluate.headline_of(records) | shown
+        held = evaluate.headline_of(records, "validation")
         if held:
-            shown["validation"] = evaluate.headline(held)["last"]
+            shown["validation"] = held["last"]
     newcomers = tested[-1].get("newcomers", {}).get("adapt", {})
     wanted = ("accuracy", "worst_decile") if "accuracy" in newcomers else ("loss",)
     return shown | {f"newcomers_{key}": newcomers[key] for key in wanted if key in newcomers}
-
-
-def client_accuracies(cell: Cell) -> dict[str, float]:
-    """The last evaluation of a cell, client by client."""
-    if not (cell.folder / "config.json").exists():
-        return {}
-    directory = RunDirectory.read(cell.folder)
-    try:
-        return {row["client"]: row["accuracy"] for row in directory.clients() if row["accuracy"] is not None}
-    finally:
-        directory.close()
-
-
-def p_value(one: Sequence[Cell], other: Sequence[Cell]) -> float:
-    """Wilcoxon's signed-rank test that ``one``'s clients do worse than ``other``'s, paired by (seed, client)."""
-    from scipy.stats import wilcoxon
-
-    differences: list[float] = []
-    by_seed = {cell.seed: cell for cell in other}
-    for a in one:
-        if a.seed not in by_seed:  # runs that were not planned together
-            continue
-        mine, theirs = client_accuracies(a), client_accuracies(by_seed[a.seed])
-        differences += [mine[client] - theirs[client] for client in sorted(mine.keys() & theirs.keys())]
-    changed = [d for d in differences if d != 0]
-    return float(wilcoxon(changed, alternative="less").pvalue) if changed else 1.0
 
 
 def take_times(comparison: Comparison, *, lanes: int | None = None, device: str | None = None) -> dict[str, float]:

@@ -72,6 +72,9 @@ class TrainConfig:
     rounds: int = _option(50, "communication rounds")
     rate: float | None = _option(None, "share of clients in a round (default: a tenth, at least ten clients)")
     cohort: int | None = _option(None, "number of clients in a round, instead of --rate")
+    cohort_of_one: bool = _option(
+        False, "let a rule measure one client alone: whoever has its sums has that client's personal weights"
+    )
     epochs: int = _option(5, "local epochs in a round")
     batch_size: int = _option(32, "local batch size")
     lr: float = _option(1e-3, "local learning rate")
@@ -80,7 +83,9 @@ class TrainConfig:
     weight_decay: float = _option(0.0, "weight decay")
     seed: int = _option(0, "everything random is a function of it")
     evaluate_every: int | None = _option(
-        None, "test every so many rounds (default: as often as it costs a fifth of the training at most)"
+        None,
+        "test every so many rounds (default: as often as it costs a fifth of the training at most, and in three of the "
+        "last ten rounds)",
     )
     evaluate_from: int = _option(1, "the first round that may be tested")
     evaluate_clients: int | None = _option(None, "test on that many clients only")

@@ -54,6 +54,10 @@ class TooFewRepliesError(FedfacError):
         self.outcomes = outcomes
 
 
+class UnsoundSumsError(FedfacError):
+    """The sums of a round cannot be used: the round is recorded and changes nothing."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The nearest known name as a question, or everything that is known.
 

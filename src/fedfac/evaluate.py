@@ -2,8 +2,8 @@
 
 Weighted accuracy is Σ correct / Σ n (paper 5.2). Beside it, how clients fare: mean, standard deviation, median,
 the mean of the worst tenth, and Jain's index (Σa)²/(C·Σa²), which is 1 when all clients do equally well. The
-paper's headline is the best mean of ten consecutive evaluations; it is picked on test data, so the mean of the
-last ten stands beside it, which is not.
+headline of a run is the mean over the evaluations of its last ten rounds (:func:`headline`). The paper's is the best
+mean of ten consecutive rounds; it is picked on test data, and stands beside the other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -23,7 +23,8 @@ from fedfac.method import Loss
 from fedfac.numerics import Numerics
 
 BATCH = 512
-WINDOW = 10
+WINDOW = 10  # rounds
+LEAST = 3  # evaluations
 Metric = Callable[[Tensor, Tensor], Any]
 
 
@@ -150,17 +151,56 @@ def worst_decile(values: Sequence[float]) -> float:
     return float(np.mean(sorted(values)[: math.ceil(len(values) / 10)]))
 
 
-def headline(values: Sequence[float], window: int = WINDOW) -> dict[str, float]:
-    """Best mean of ``window`` consecutive evaluations (picked on these very data), and mean of the last ones.
+class Headline(TypedDict, total=False):
+    """The figure that a run is compared by, and what it is the mean of; empty without evaluations."""
 
-    >>> headline([0.25, 1.0, 0.5, 0.25], window=2)
-    {'best': 0.75, 'last': 0.375}
+    last: float  # the mean over the evaluations of the last ten rounds
+    best: float  # the best such mean of ten consecutive rounds, picked on these very data
+    evaluations: int  # how many ``last`` is the mean of
+    window: tuple[int, int]  # the first and the last round of them
+
+
+def headline(curve: Sequence[tuple[int, float]], rounds: int | None = None) -> Headline:
+    """The mean over the evaluations of the last ten rounds, and the best mean of ten consecutive rounds.
+
+    ``curve`` has a (round, value) pair for every evaluation, in order; ``rounds`` is the last round that was trained
+    (that of the last evaluation, if it is left out). Where fewer than three evaluations lie in ten rounds, the mean
+    reaches back to the third last one.
+
+    >>> headline([(5, 0.25), (10, 0.5), (15, 0.75), (20, 1.0)])
+    {'last': 0.75, 'best': 0.75, 'evaluations': 3, 'window': (10, 20)}
     """
-    if not values:
+    if not curve:
         return {}
-    window = min(window, len(values))
-    means = [math.fsum(values[i : i + window]) / window for i in range(len(values) - window + 1)]
-    return {"best": max(means), "last": means[-1]}
+    numbers, values = [number for number, _ in curve], [value for _, value in curve]
+    end = len(curve) - 1
+    first = _window_start(numbers, end, numbers[end] if rounds is None else rounds)
+    whole = [i for i in range(LEAST - 1, end) if numbers[i] - numbers[0] >= WINDOW - 1]
+    last = _mean(values[first:])
+    best = [_mean(values[_window_start(numbers, i, numbers[i]) : i + 1]) for i in whole]
+    return {
+        "last": last,
+        "best": max([last, *best]),
+        "evaluations": end + 1 - first,
+        "window": (numbers[first], numbers[end]),
+    }
+
+
+def headline_of(records: Iterable[Mapping[str, Any]], part: str = "test", figure: str = "accuracy") -> Headline:
+    """The headline of a run's records: of a figure on its test samples, or on its validation samples."""
+    known = list(records)
+    curve = [(r["round"], float(r[part][figure])) for r in known if figure in r.get(part, {})]
+    return headline(curve, max((r["round"] for r in known), default=None))
+
+
+def _window_start(numbers: Sequence[int], end: int, rounds: int) -> int:
+    """Where the ten rounds begin that the evaluation ``end`` closes, with the least number of evaluations in them."""
+    inside = next((i for i in range(end + 1) if numbers[i] > rounds - WINDOW), end)
+    return max(0, min(inside, end + 1 - LEAST))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def table(scores: Sequence[Score], names: Sequence[str]) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from fedfac.preflight import hold_out_newcomers, json_like, name_of
 from fedfac.records import Record
 from fedfac.result import Result
 from fedfac.rounds import Session
-from fedfac.run import RunDirectory, read_config
+from fedfac.run import RunDirectory, read_config, split_of
 from fedfac.settings import divided
 from fedfac.split import Split
 from fedfac.state import check_same_tensors, references
@@ -57,6 +57,7 @@ def run(
     *,
     out: str | Path | None = None,
     resume: bool = False,
+    from_round: int | None = None,
     lanes: int | None = None,
     device: str | torch.device | None = None,
     on_round: Callable[[Record], None] | None = None,
@@ -65,7 +66,16 @@ def run(
     choice: Mapping[str, Any] | None = None,
 ) -> Result:
     """Train what a config asks for; ``choice`` is recorded with it."""
-    asked = session(config, out=out, resume=resume, lanes=lanes, device=device, observers=observers, choice=choice)
+    asked = session(
+        config,
+        out=out,
+        resume=resume,
+        lanes=lanes,
+        device=device,
+        observers=observers,
+        choice=choice,
+        from_round=from_round,
+    )
     return asked.drive(on_round, should_stop)
 
 
@@ -154,7 +164,7 @@ def load(
     same_loss = settings["local"]["loss"] == name_of(loss)
     names = found["names"] or numbers(settings["clients"])
     plan = method.plan(Anatomy.of(template)) if method is not None else None
-    split = Split.from_json(found["split"])
+    split = split_of(found, Path(path))
     if plan is not None:
         split = plan.split_in(saved.round, saved.masks)
     elif saved.round <= settings["method"].get("warmup", 0) > 0:

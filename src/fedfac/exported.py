@@ -43,8 +43,7 @@ def load(path: str | Path, model: nn.Module | None = None) -> Result:
         shape, classes = tuple(config["shape"]), config["classes"] or 1
         model = models.build(config["model"]["name"], shape=shape, classes=classes, seed=0, **options)
     options = {k: v for k, v in config["method"].items() if k != "name"}
-    wrap = methods.build(config["method"]["name"], options).wrap
-    template = wrap(model) if wrap is not None else model
+    template = methods.build(config["method"]["name"], options).wrapped(model)
     check_same_tensors(references(template), state)
     return Result(
         template=template,

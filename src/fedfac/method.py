@@ -239,6 +239,16 @@ class Plan:
         return None if self.deciding is None else self.deciding.rule
 
     @property
+    def every_round(self) -> bool:
+        """Whether the rule is asked after every round's training."""
+        return self.deciding is not None and self.deciding.every_round
+
+    @property
+    def probe_all(self) -> bool:
+        """Whether the once-only decision looks at all clients."""
+        return self.deciding is not None and self.deciding.probe_all
+
+    @property
     def shares_nothing(self) -> bool:
         """Whether every client is by itself."""
         return self.deciding is None and self.split.shared_numel() == 0

@@ -12,10 +12,14 @@ import torch
 from torch import nn
 
 from fedfac.data.federation import Federation
+from fedfac.disk import worded
 from fedfac.errors import ConfigError, ModelError
-from fedfac.method import at_least_one
+from fedfac.method import Plan, at_least_one
 from fedfac.seeds import stream
 from fedfac.training import Local
+
+ALONE = "the sums of one client, with its shared weights, give all its personal weights"
+ALLOW = "Take a larger cohort, or allow it (cohort_of_one=True, --cohort-of-one)"
 
 
 def cohort_size(clients: int, rate: float | None, cohort: int | None) -> int:
@@ -35,6 +39,27 @@ def cohort_size(clients: int, rate: float | None, cohort: int | None) -> int:
     if not 0 < rate <= 1:
         raise ConfigError(f"rate is {rate}; it is the share of clients in a round, above 0 and at most 1")
     return max(1, math.floor(rate * clients + 1e-9))
+
+
+def tells_personal_weights(plan: Plan) -> bool:
+    """Whether what is measured on one client, and its shared rows, give its personal weights.
+
+    With G = ZZᵀ of the rows Z of a layer and the shared ones of them, the others follow by least squares. Where all
+    rows are sent anyway, or none is personal, there is nothing to be found out.
+    """
+    if plan.rule is None or not plan.rule.measures:
+        return False
+    return bool(plan.split.cut) and not all(tau.shares_all for tau in plan.rule.tau.values())
+
+
+def check_cohort(plan: Plan, size: int, participants: int, *, allowed: bool) -> None:
+    """Fail if a rule would measure one client alone, unless that was asked for."""
+    measured = participants if plan.probe_all and not plan.every_round else size
+    if measured == 1 and not allowed and tells_personal_weights(plan):
+        raise ConfigError(
+            f"a cohort of one client was asked for (of {participants} that train), and the method measures layers of "
+            f"which a part is personal: {ALONE}. {ALLOW}"
+        )
 
 
 def hold_out_newcomers(clients: int, share: float, seed: int) -> tuple[range | list[int], list[int]]:
@@ -78,6 +103,19 @@ def evaluation_interval(federation: Federation, tested: Sequence[int], cohort: i
     return min(10, max(1, math.ceil(5 * testing / training - 1e-9)))
 
 
+def is_due(number: int, *, rounds: int, every: int, first: int, by_default: bool) -> bool:
+    """Whether a round is tested: every so many from ``first`` on, and the last one.
+
+    If the interval is a default, three of the last ten rounds are tested whatever it is: the headline is their mean.
+
+    >>> [n for n in range(1, 31) if is_due(n, rounds=30, every=10, first=1, by_default=True)]
+    [10, 20, 22, 26, 30]
+    """
+    if number == rounds:
+        return True
+    return number >= first and (number % every == 0 or (by_default and number in (rounds - 8, rounds - 4)))
+
+
 @torch.no_grad()
 def check_fits(model: nn.Module, federation: Federation, local: Local) -> None:
     """Run two samples through a copy of the model and fail now rather than in round one."""
@@ -116,8 +154,12 @@ def name_of(function: object) -> str:
 
 
 def json_like(value: Any) -> Any:
-    """The value as it will be read back from JSON, so that comparisons are exact."""
+    """The value as it will be read back from JSON, so that comparisons are exact; an infinite option is a word.
+
+    >>> json_like({"tau": float("inf"), "layers": (1, 2)})
+    {'tau': 'inf', 'layers': [1, 2]}
+    """
     try:
-        return json.loads(json.dumps(value))
+        return json.loads(json.dumps(worded(value), allow_nan=False))
     except TypeError as error:
         raise ConfigError(f"the options of a method must be plain values that JSON can hold: {error}") from error

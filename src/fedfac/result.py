@@ -134,7 +134,7 @@ class Result:
         import pyarrow as pa
 
         rows = [
-            {"round": r["round"], "train_loss": r.get("train_loss"), "shared_share": r["shared_share"], **r["test"]}
+            {"round": r["round"], "train_loss": r.get("train_loss"), "shared_share": r.get("shared_share"), **r["test"]}
             for r in self.records
             if "test" in r
         ]
@@ -149,9 +149,12 @@ class Result:
         raise RunError("no round of this run has been evaluated for accuracy")
 
     @property
-    def headline(self) -> dict[str, float]:
-        """Accuracy as the paper gives it (best mean of 10 evaluations in a row) and the mean of the last 10."""
-        return evaluate.headline([r["test"]["accuracy"] for r in self.records if "accuracy" in r.get("test", {})])
+    def headline(self) -> evaluate.Headline:
+        """``last``: accuracy over the last ten rounds, a mean of ``evaluations`` in the rounds of ``window``.
+
+        ``best`` is the paper's: the best mean of ten consecutive rounds, picked on test data.
+        """
+        return evaluate.headline_of(self.records)
 
     def _known(self) -> tuple[Plan, Local]:
         if self.plan is None:

@@ -3,7 +3,7 @@
 1 draw a cohort                     uniform, without replacement, from (seed, round)
 2 train                             clients train; results stay with them
 3 measure and decide                only sums reach the rule; it makes the new split
-4 collect and aggregate             Σ n_k·shared, Σ n_k
+4 collect and aggregate             Σ n_k·shared, Σ n_k; sums that are not finite are not taken: the round is skipped
 5 keep                              clients store what is personal
 6 evaluate, record, commit          a round is wholly on disk, or not at all; after the last one newcomers are served
 """
@@ -21,24 +21,38 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedfac import evaluate
-from fedfac.aggregate import aggregate, running_mean, weight_of_newest, with_momentum
+from fedfac.aggregate import (
+    Sums,
+    aggregate,
+    check_measured,
+    check_sound,
+    running_mean,
+    weight_of_newest,
+    with_momentum,
+)
 from fedfac.anatomy import Anatomy
 from fedfac.data.federation import Federation, are_numbers
+from fedfac.disk import plain
 from fedfac.engine.lanes import LaneEngine, pick_device, pick_lanes
 from fedfac.engine.protocol import Engine
 from fedfac.engine.store import CachedStore, Elsewhere, MemoryStore, Store
-from fedfac.errors import ConfigError, TooFewRepliesError, TrainingError
+from fedfac.errors import ConfigError, TooFewRepliesError, TrainingError, UnsoundSumsError
 from fedfac.method import Loss, Method, at_least_one
 from fedfac.methods import fedfac as default_method
 from fedfac.numerics import Numerics
 from fedfac.observers import Observer, told
 from fedfac.preflight import (
+    ALLOW,
+    ALONE,
+    check_cohort,
     check_fits,
     cohort_size,
     draw_cohort,
     evaluation_interval,
     hold_out_newcomers,
+    is_due,
     json_like,
+    tells_personal_weights,
     tested_clients,
 )
 from fedfac.records import TRAINING, Clock, Record, split_record, training_record
@@ -46,7 +60,9 @@ from fedfac.result import Result
 from fedfac.roster import Roster
 from fedfac.rules import Decision, Memory, decide
 from fedfac.run import RunDirectory, check_same_run, read_config
+from fedfac.run_files import tensors_of
 from fedfac.settings import Settings, divided
+from fedfac.split import Split
 from fedfac.state import State, check_same_tensors, state_of
 from fedfac.training import Local, Outcome
 
@@ -59,6 +75,7 @@ def fit(
     rounds: int = 50,
     rate: float | None = None,
     cohort: int | None = None,
+    cohort_of_one: bool = False,
     epochs: int = 5,
     batch_size: int = 32,
     lr: float = 1e-3,
@@ -74,6 +91,7 @@ def fit(
     newcomers: float = 0.0,
     out: str | Path | None = None,
     resume: bool = False,
+    from_round: int | None = None,
     lanes: int | None = None,
     device: str | torch.device | None = None,
     precision: str = "auto",
@@ -102,19 +120,25 @@ def fit(
     rate, cohort
         The share of clients that train in a round, or their number. By default a tenth of them, but at
         least ten (all of them if there are fewer).
+    cohort_of_one
+        Allow a cohort of one client for a method that measures layers of which a part is personal. It is refused
+        otherwise: the sums of one client, with its shared weights, give all its personal weights.
     epochs, batch_size, lr, optimizer, momentum, weight_decay, loss
         Local training. The paper: Adam at 1e-3, reset every round. ``loss(outputs, targets)`` is a mean.
     seed
         Everything random is a function of it.
     evaluate_every, evaluate_from, evaluate_clients, metrics
         Test every so many rounds (and after the last one; by default as often as it costs a fifth of the training
-        at most, counted in samples), beginning with that round, on all clients or on that many of them; further
-        figures by name (``"mse"``, ``"mae"``, ``"r2"``) or as functions of (outputs, targets).
+        at most, counted in samples, and in three of the last ten rounds), beginning with that round, on all clients
+        or on that many of them; further figures by name (``"mse"``, ``"mae"``, ``"r2"``) or as functions of
+        (outputs, targets).
     newcomers
         The share of clients that is kept out of training. After the last round all of them are served by the method's
         own rule (``result.adapt``), which costs about a round: ``"newcomers"`` in its record says how they fare.
-    out, resume
-        The run directory, and whether to go on with the run that is in it.
+    out, resume, from_round
+        The run directory, which only its owner can read, and whether to go on with the run that is in it: after its
+        last whole round, or after an earlier one, if its state is still kept (``RunDirectory.earlier_rounds``). What
+        came after that one is given up.
     lanes, device
         How many clients train at a time, and where. They do not change the results (``lanes``) or only
         their rounding (``device``).
@@ -173,6 +197,7 @@ class Session:
         template = copy.deepcopy(model)
         self.template = method.wrapped(template)
         self.plan = method.plan(Anatomy.of(self.template))
+        check_cohort(self.plan, self.cohort, len(self.participants), allowed=settings.cohort_of_one)
         start = state_of(self.template)
         self.evaluate_every = settings.evaluate_every or 1
         if isinstance(federation, Federation):
@@ -182,8 +207,6 @@ class Session:
             )
         self.about = self._about(metrics)
         self.run = self._open_run(start)
-        if self.run is not None and self._remote:
-            self.run.most = 1  # a node keeps what it had in the last rounds only: the server must not be further behind
         self.records: list[Record] = []
         self.masks: dict[int, Mapping[str, tuple[bool, ...]]] = {}
         self.client_table: list[dict[str, Any]] = []
@@ -296,26 +319,29 @@ class Session:
             decision = (
                 self._advance(number, record, clock) if like is None else self._repeat(number, record, clock, like)
             )
-        except TooFewRepliesError as skip:
+        except (TooFewRepliesError, UnsoundSumsError) as skip:
             if number == 0:
                 raise TrainingError(f"the one decision before the first round cannot be made: {skip}") from skip
+            if like is not None and "skipped" not in like.records[-1]:
+                raise TrainingError(f"round {number} cannot be decided as it was trained: {skip}") from skip
             self.split, self.memory = before, remembered
-            record |= training_record(skip.outcomes, self.federation.names) | {"skipped": str(skip)}
+            if isinstance(skip, TooFewRepliesError):
+                record |= training_record(skip.outcomes, self.federation.names)
+            record["skipped"] = str(skip)
         record["shared_share"] = self.split.shared_share
         record["split"] = split_record(self.split, before, decision)
-        due = number % self.evaluate_every == 0 and number >= self.settings.evaluate_from
-        due = due or number == self.settings.rounds
-        test = number > 0 and due and "skipped" not in record
+        test = number > 0 and self._is_due(number) and "skipped" not in record
         if test:
             scores = self.engine.evaluate(number, self.shown, self.split, self.tested)
             record |= {part: evaluate.summary(own, self.plan.evaluates(number)) for part, own in scores.items()}
-            self.client_table = evaluate.table(scores["test"], self.federation.names)
+            self.client_table = plain(evaluate.table(scores["test"], self.federation.names))
             absent = set(self.tested) - {score.client for score in scores["test"]}
             if absent:
                 record["not_tested"] = [self.federation.names[client] for client in sorted(absent)]
             if number == self.settings.rounds and self.newcomers:
                 record |= self._serve()
             clock.lap("evaluate")
+        record = plain(record)  # a loss that is not finite is None, here as in the file
         if self.run is not None:
             self.run.commit(
                 record,
@@ -339,33 +365,41 @@ class Session:
         """Train, decide where the plan says so, aggregate; all but the evaluation."""
         before, rule = self.split, self.plan.rule
         if number > 0 or (rule is not None and rule.measures):
-            everybody = number == 0 and self.plan.deciding is not None and self.plan.deciding.probe_all
-            size = len(self.participants) if everybody else self.cohort
+            size = len(self.participants) if number == 0 and self.plan.probe_all else self.cohort
             cohort = draw_cohort(self.participants, size, self.seed, number)
             outcomes = self.engine.train(number, self.server, self.split, cohort)
             record |= training_record(outcomes, self.federation.names)
             self._check_any_finite(number, outcomes)
+            self._check_several(number, outcomes)
             clock.lap("train")
         decision = self._decide(number, clock, self.engine)
         if number > 0:
             total = self.engine.collect(self.split)
             record["left_out"] |= {self.federation.names[client]: why for client, why in total.missing.items()}
-            old, step = self.server, self.plan.training.server
-            self.server = aggregate(old, total, self.split, before=before, rate=step.rate)
-            if step.momentum:
-                self.server, self.velocity = with_momentum(
-                    old,
-                    self.server,
-                    self.velocity,
-                    momentum=step.momentum,
-                    moved=[name for name, _ in self.template.named_parameters()],
-                    split=self.split,
-                    before=before,
-                )
-            self._average(number)
+            self._take(total, before, number)
             self.engine.keep(self.split)
             clock.lap("aggregate")
         return decision
+
+    def _take(self, total: Sums, before: Split, number: int) -> None:
+        """The server's step: all of it, or none if a number of it is not finite."""
+        step = self.plan.training.server
+        server = aggregate(self.server, total, self.split, before=before, rate=step.rate)
+        velocity = self.velocity
+        if step.momentum:
+            server, velocity = with_momentum(
+                self.server,
+                server,
+                velocity,
+                momentum=step.momentum,
+                moved=[name for name, _ in self.template.named_parameters()],
+                split=self.split,
+                before=before,
+            )
+            check_sound("the server's step with momentum", velocity)
+            check_sound("the server's state after its step with momentum", server)
+        averaged = self._averaged(server, number)
+        self.server, self.velocity, self.averaged = server, velocity, averaged
 
     def _decide(self, number: int, clock: Clock, engine: Engine) -> Decision | None:
         """The rule's decision about the clients that have just trained in an engine, if it is asked in this round."""
@@ -373,15 +407,20 @@ class Session:
         if rule is None or not self.plan.decides(number):
             return None
         sums = engine.moments(rule) if rule.measures else {}
+        check_measured(sums)
         clock.lap("moments")
         decision = decide(rule, self.split, sums, seed=self.seed, round=number, memory=self.memory)
         self.split, self.memory = decision.split, decision.memory
         clock.lap("decide")
         return decision
 
-    def _average(self, number: int) -> None:
-        if past := self.plan.prediction.average:
-            self.averaged = running_mean(self.averaged, self.server, weight_of_newest(past, number))
+    def _averaged(self, server: State, number: int) -> State:
+        """The mean over rounds with this one in it, if the method predicts with one."""
+        if not self.plan.prediction.average:
+            return self.averaged
+        averaged = running_mean(self.averaged, server, weight_of_newest(self.plan.prediction.average, number))
+        check_sound("the mean over rounds", averaged)
+        return averaged
 
     def _repeat(self, number: int, record: Record, clock: Clock, like: Session) -> Decision | None:
         """What ``like`` has come to in this round, as if it had been done here; another rule is asked for itself."""
@@ -389,13 +428,15 @@ class Session:
         if done["round"] != number or like.plan.training != self.plan.training:
             raise ConfigError(f"{self.method.name} cannot repeat round {done['round']} of {like.method.name}")
         record |= {key: done[key] for key in TRAINING if key in done}
+        if "skipped" in done:
+            raise UnsoundSumsError(done["skipped"])
         if self.plan.decides_as(like.plan):
             self.split, self.memory = self.plan.split_in(number, like.split.masks), like.memory
         else:
             decision = self._decide(number, clock, like.engine)
         self._take_over(like)
         if number > 0:
-            self._average(number)
+            self.averaged = self._averaged(self.server, number)
             kept = sorted(self.split.kept)
             for client in record["cohort"] if kept else ():
                 if self.federation.names[client] not in record["left_out"]:
@@ -448,6 +489,14 @@ class Session:
                 "Lower the learning rate or look at the data; the last good round is saved."
             )
 
+    def _check_several(self, number: int, outcomes: Mapping[int, Outcome]) -> None:
+        """A cohort that has shrunk to one client is not measured either."""
+        good = [client for client, outcome in outcomes.items() if outcome.problem is None]
+        alone = len(good) == 1 and self.plan.decides(number) and tells_personal_weights(self.plan)
+        if alone and not self.settings.cohort_of_one:
+            name = self.federation.names[good[0]]
+            raise UnsoundSumsError(f"only client {name} of the cohort is left, and {ALONE}. {ALLOW}")
+
     def _restore(self) -> None:
         saved = None if self.run is None else self.run.checkpoint()
         if self.run is None or saved is None:
@@ -459,6 +508,16 @@ class Session:
         self.records, self.masks = self.run.records(), dict(self.run.masks())
         self.client_table = self.run.clients()
         self.next_round = saved.round + 1
+
+    def _is_due(self, number: int) -> bool:
+        settings = self.settings
+        return is_due(
+            number,
+            rounds=settings.rounds,
+            every=self.evaluate_every,
+            first=settings.evaluate_from,
+            by_default=settings.evaluate_every is None,
+        )
 
     def _about(self, metrics: Mapping[str, evaluate.Metric]) -> dict[str, Any]:
         """What makes this run this run: it can be gone on with only if all of it is the same."""
@@ -484,6 +543,8 @@ class Session:
             if settings.resume:
                 raise ConfigError("resume=True needs out=, the folder of the run to go on with")
             return None
+        if settings.from_round is not None and not settings.resume:
+            raise ConfigError(f"from_round={settings.from_round} goes with resume=True: it goes back in a run")
         config = {
             "version": __version__,
             "rounds": settings.rounds,
@@ -501,7 +562,6 @@ class Session:
         if not settings.resume:
             return RunDirectory.create(settings.out, json_like(config), partition=self.federation.partition_json())
         found = read_config(settings.out)
-        saved = {name: torch.empty(size, dtype=getattr(torch, kind)) for name, (size, kind) in found["tensors"].items()}
-        check_same_tensors(start, saved)
+        check_same_tensors(start, tensors_of(found))
         check_same_run(Path(settings.out), found["settings"], json_like(self.about))
-        return RunDirectory.resume(settings.out, rounds=settings.rounds)
+        return RunDirectory.resume(settings.out, rounds=settings.rounds, from_round=settings.from_round)

@@ -23,6 +23,7 @@ class Settings:
     rounds: int = 50
     rate: float | None = None
     cohort: int | None = None
+    cohort_of_one: bool = False
     seed: int = 0
     evaluate_every: int | None = None
     evaluate_from: int = 1
@@ -31,6 +32,7 @@ class Settings:
     newcomers: float = 0.0
     out: str | Path | None = None
     resume: bool = False
+    from_round: int | None = None
     lanes: int | None = None
     device: str | torch.device | None = None
     precision: str = "auto"

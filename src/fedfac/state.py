@@ -107,6 +107,11 @@ def numel(state: Mapping[str, Tensor]) -> int:
     return sum(t.numel() for t in state.values())
 
 
+def nbytes(state: Mapping[str, Tensor]) -> int:
+    """How many bytes of memory the state takes."""
+    return sum(t.numel() * t.element_size() for t in state.values())
+
+
 def to_bytes(state: Mapping[str, Tensor]) -> bytes:
     """The state as safetensors bytes: no code can hide in them."""
     return save({name: t.detach().cpu().contiguous() for name, t in state.items()})

@@ -7,9 +7,11 @@ import io
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from fedfac.comparison import LOWER_IS_BETTER, SIGNIFICANT, Comparison, figures, p_value
+from fedfac import marks
+from fedfac.comparison import LOWER_IS_BETTER, Comparison, figures
+from fedfac.evaluate import LEAST, WINDOW
 
 TITLES = {
     "last": "last 10",
@@ -25,18 +27,31 @@ TITLES = {
 }
 CLASSIFICATION = ("last", "best", "mean", "std", "worst_decile", "jain")
 NOTE = (
-    "Accuracy over all test samples: mean of the last 10 evaluations, and best mean of 10 in a row (picked on test "
-    "data, as the paper does). Mean, std, worst decile (mean of the worst tenth) and Jain's index are over clients, "
-    "last evaluation. ± is the standard deviation over seeds. Best in bold; * marks methods whose clients do worse "
-    "than those of the best one (one-sided Wilcoxon signed-rank test, paired by seed and client, p < 0.05)."
+    "Accuracy over all test samples. last 10: the mean of {window}; best 10: the best such mean of ten consecutive "
+    "rounds (picked on test data, as the paper does). Mean, std, worst decile (mean of the worst tenth) and Jain's "
+    "index are over clients, last evaluation. ± is the standard deviation over seeds. Best in bold; {marks}"
 )
+MARKS = (
+    "* is worse than the best by a paired t-test over {seeds} seeds (two-sided, p < 0.05 by Holm for all pairs of "
+    "methods): of tables of equal methods at most one in twenty has a mark. The first mark takes a difference of "
+    "{least:.1f} times its standard deviation over seeds."
+)
+UNMARKED = "no difference is marked, because that takes three seeds."
 PLAIN_NOTE = "Last evaluation, over all test samples. ± is the standard deviation over seeds. Best in bold."
-VALIDATION_NOTE = " validation: mean of the last 10 evaluations on validation samples, the ones to choose by."
+VALIDATION_NOTE = " validation: the mean of the same evaluations on validation samples, the ones to choose by."
 NEWCOMERS_NOTE = (
     " newcomers: over all test samples of the clients that were kept out of training, each with the model that it "
     "gets by adapting as the method prescribes, last round."
 )
 TIME_NOTE = " time: seconds a round relative to FedAvg's, methods alternating."
+
+
+class Window(NamedTuple):
+    """So many evaluations, of the rounds from the first to the last."""
+
+    evaluations: int
+    first: int
+    last: int
 
 
 @dataclass(frozen=True)
@@ -62,6 +77,8 @@ class Block:
     columns: tuple[str, ...]
     rows: Mapping[str, Mapping[str, Entry]]
     models: Mapping[str, str]  # which model was evaluated
+    windows: Mapping[str, frozenset[Window]]  # what the headlines of a method's runs are the means of
+    seeds: int  # that all methods have: by them they are told apart
 
 
 def blocks(comparison: Comparison, times: Mapping[str, float] | None = None) -> list[Block]:
@@ -70,46 +87,59 @@ def blocks(comparison: Comparison, times: Mapping[str, float] | None = None) -> 
 
 
 def _block(comparison: Comparison, setting: str, times: Mapping[str, float]) -> Block:
-    found = {m: [f for cell in comparison.of(setting, m) if (f := figures(cell))] for m in comparison.methods}
-    shown = next((fs[0] for fs in found.values() if fs), {})
-    columns = CLASSIFICATION if "last" in shown else tuple(k for k, v in shown.items() if isinstance(v, float))
-    if "last" in shown:
-        extra = [c for c in ("validation", "newcomers_accuracy") if any(c in f for fs in found.values() for f in fs)]
-        columns = (*columns, *extra)
-    values = {m: {c: [float(f[c]) for f in fs if c in f] for c in columns} for m, fs in found.items() if fs}
-    means = {m: {c: statistics.fmean(v) for c, v in row.items() if v} for m, row in values.items()}
+    cells = {m: {c.seed: f for c in comparison.of(setting, m) if (f := figures(c))} for m in comparison.methods}
+    found = {m: list(own.values()) for m, own in cells.items() if own}
+    columns = _columns([f for fs in found.values() for f in fs])
+    values = {m: {c: [float(f[c]) for f in fs if c in f] for c in columns} for m, fs in found.items()}
     if times:
         columns = (*columns, "time")
-        for method, row in means.items():
-            if method in times:
-                row["time"] = times[method]
-    winners = {
-        c: (min if c in LOWER_IS_BETTER else max)((row[c] for row in means.values() if c in row), default=None)
-        for c in columns
-    }
-    worse = _significantly_worse(comparison, setting, means)
-    rows: dict[str, dict[str, Entry]] = {}
-    for method, row in means.items():
-        rows[method] = {}
-        for column, mean in row.items():
-            several = values[method].get(column, [])
-            rows[method][column] = Entry(
+        values = {m: row | ({"time": [times[m]]} if m in times else {}) for m, row in values.items()}
+    headlines = {m: {seed: float(f["last"]) for seed, f in own.items() if "last" in f} for m, own in cells.items()}
+    scores = {m: own for m, own in headlines.items() if own}
+    return Block(
+        setting,
+        columns,
+        _rows(values, columns, marks.worse_than_best(scores)),
+        {m: str(fs[0].get("model", "")) for m, fs in found.items()},
+        {m: frozenset(_window_of(f) for f in fs if "last" in f) for m, fs in found.items()},
+        len(marks.common_seeds(scores)),
+    )
+
+
+def _rows(
+    values: Mapping[str, Mapping[str, Sequence[float]]], columns: Sequence[str], worse: set[str]
+) -> dict[str, dict[str, Entry]]:
+    """Means and deviations of what every method has over its seeds; the best mean of a column is marked."""
+    means = {m: {c: statistics.fmean(v) for c, v in row.items() if v} for m, row in values.items()}
+    winners = {c: _winner(c, [row[c] for row in means.values() if c in row]) for c in columns}
+    return {
+        method: {
+            column: Entry(
                 mean,
-                statistics.stdev(several) if len(several) > 1 else None,
+                statistics.stdev(values[method][column]) if len(values[method][column]) > 1 else None,
                 best=len(means) > 1 and column != "time" and mean == winners[column],
-                worse=column == columns[0] and method in worse,
+                worse=column == "last" and method in worse,
             )
-    models = {m: str(fs[0].get("model", "")) for m, fs in found.items() if fs}
-    return Block(setting, columns, rows, models)
+            for column, mean in row.items()
+        }
+        for method, row in means.items()
+    }
 
 
-def _significantly_worse(comparison: Comparison, setting: str, means: Mapping[str, Mapping[str, float]]) -> set[str]:
-    scored = {m: row["last"] for m, row in means.items() if "last" in row}
-    if len(scored) < 2:
-        return set()
-    best = max(scored, key=lambda m: scored[m])
-    winner = comparison.of(setting, best)
-    return {m for m in scored if m != best and p_value(comparison.of(setting, m), winner) < SIGNIFICANT}
+def _winner(column: str, means: Sequence[float]) -> float | None:
+    return (min if column in LOWER_IS_BETTER else max)(means, default=None)
+
+
+def _window_of(found: Mapping[str, Any]) -> Window:
+    return Window(found["evaluations"], *found["window"])
+
+
+def _columns(found: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """What can be shown of these figures."""
+    shown = found[0] if found else {}
+    if "last" not in shown:
+        return tuple(k for k, v in shown.items() if isinstance(v, float))
+    return CLASSIFICATION + tuple(c for c in ("validation", "newcomers_accuracy") if any(c in f for f in found))
 
 
 def title(column: str) -> str:
@@ -151,7 +181,7 @@ def latex(tables: Sequence[Block]) -> str:
 def csv_text(comparison: Comparison) -> str:
     """One row per cell, full precision."""
     rows = [
-        {"setting": c.setting, "method": c.method, "seed": c.seed, "rounds": c.config.train.rounds, **figures(c)}
+        {"setting": c.setting, "method": c.method, "seed": c.seed, "rounds": c.config.train.rounds, **_flat(figures(c))}
         for c in comparison.cells
     ]
     columns = list(dict.fromkeys(key for row in rows for key in row))
@@ -168,7 +198,7 @@ def plain(tables: Sequence[Block]) -> list[dict[str, Any]]:
         {
             "setting": block.setting,
             "methods": {
-                method: {"model": block.models[method]}
+                method: {"model": block.models[method], **_averaged(block.windows[method])}
                 | {c: {"mean": e.mean, "std": e.spread, "best": e.best, "worse": e.worse} for c, e in row.items()}
                 for method, row in block.rows.items()
             },
@@ -180,11 +210,48 @@ def plain(tables: Sequence[Block]) -> list[dict[str, Any]]:
 def note(tables: Sequence[Block]) -> str:
     """What the columns mean."""
     columns = {column for block in tables for column in block.columns}
-    words = NOTE if "last" in columns else PLAIN_NOTE
+    windows = {window for block in tables for own in block.windows.values() for window in own}
+    words = NOTE.format(window=_window(windows), marks=_marks(tables)) if "last" in columns else PLAIN_NOTE
     words += VALIDATION_NOTE if "validation" in columns else ""
     if {"newcomers_accuracy", "newcomers_loss"} & columns:
         words += NEWCOMERS_NOTE
     return words + (TIME_NOTE if "time" in columns else "")
+
+
+def _window(windows: set[Window]) -> str:
+    """What the headlines are the means of, in words."""
+    if len(windows) != 1:
+        return "the evaluations of each run's last ten rounds (the runs do not have the same ones)"
+    (window,) = windows
+    words = f"{window.evaluations} evaluation{'s' * (window.evaluations > 1)} of rounds {window.first}-{window.last}"
+    if window.evaluations < LEAST:
+        return f"{words} (there are no more)"
+    sparse = window.last - window.first >= WINDOW
+    return words + " (fewer than three are of the last ten rounds: evaluate more often)" * sparse
+
+
+def _marks(tables: Sequence[Block]) -> str:
+    """What the marks mean, and from which difference on there are any, in words."""
+    kinds = [(len(block.rows), block.seeds) for block in tables if block.seeds >= marks.FEWEST_SEEDS]
+    if not kinds:
+        return UNMARKED
+    seeds = sorted({seeds for _, seeds in kinds})
+    return MARKS.format(seeds=" or ".join(map(str, seeds)), least=min(marks.least_difference(*kind) for kind in kinds))
+
+
+def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures as the cells of a row."""
+    return {key: f"{value[0]}-{value[1]}" if key == "window" else value for key, value in found.items()}
+
+
+def _averaged(windows: frozenset[Window]) -> dict[str, Any]:
+    """The fewest evaluations that a method's headlines are the means of, and the rounds that these lie in."""
+    if not windows:
+        return {}
+    return {
+        "evaluations": min(window.evaluations for window in windows),
+        "window": [min(window.first for window in windows), max(window.last for window in windows)],
+    }
 
 
 def _escaped(text: str) -> str:

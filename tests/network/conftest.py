@@ -112,6 +112,7 @@ class Hospitals:
 
     def start_node(self, name: str, **config: Any) -> None:
         config = {"client": name, "data": str(self.folder / f"{name}.csv"), "folder": str(self.state(name)), **config}
+        config["share-weights"] = True  # FedFac measures, and nothing is masked
         self.network.start_node(name, self.network.keys / "nodes" / name, config)
 
     def restart_node(self, name: str) -> None:

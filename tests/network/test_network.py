@@ -68,7 +68,7 @@ def in_process(hospitals: Hospitals) -> tuple[Result, list[tuple[int, State]]]:
     return result, kept
 
 
-def test_three_nodes_train_as_one_process_does_and_nothing_personal_is_received(hospitals: Hospitals) -> None:
+def test_three_nodes_train_as_one_process_does_and_no_personal_number_is_received_as_such(hospitals: Hospitals) -> None:
     network = hospitals.network
     # strangers: no key, and a key that another network's authority has made
     write_certs(hospitals.folder / "other-keys", hosts=["127.0.0.1"], nodes=["east"])
@@ -101,7 +101,10 @@ def test_three_nodes_train_as_one_process_does_and_nothing_personal_is_received(
 
 
 def check_received(hospitals: Hospitals, run: RunDirectory, kept: list[tuple[int, State]]) -> None:
-    """Every message that the server process got: no sample and no personal number, weighted or not."""
+    """Every message that the server process got: no sample and no personal number, weighted or not, as such.
+
+    The moments tell the numbers all the same (tests/attacks): the nodes have agreed to that, ``share-weights``.
+    """
     folder = hospitals.folder / "clean-received"
     abouts = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     types = [about["type"] for about in abouts]
@@ -193,13 +196,25 @@ def test_nothing_is_left_running(tmp_path: Path) -> None:
 
 
 def test_the_trial_trains_refuses_a_stranger_and_ends_everything(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "trial"
-    command = ["deploy", "try", "--nodes", "2", "--rounds", "1", "--dir", str(folder), "--quiet", "--json"]
+    monkeypatch.chdir(tmp_path)
+    command = ["deploy", "try", "--nodes", "2", "--rounds", "1", "--dir", "trial", "--quiet", "--json"]
     assert main(command) == 0
     came = json.loads(capsys.readouterr().out)
     assert came["stranger_refused"] is True
     assert came["result"]["rounds"] == [1, 1]
     assert came["result"]["test"]["clients"] == 2
     assert came["result"]["layers"]["fc1"]["shared"] == 100
+    assert came["result"]["method"]["name"] == "fedfac-plus"
+
+
+def test_nodes_that_are_not_asked_refuse_to_be_measured_before_anything_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "trial"
+    command = ["deploy", "try", "--nodes", "2", "--rounds", "1", "--method", "fedfac", "--dir", str(folder), "--quiet"]
+    assert main(command) == 1
+    assert "2 of 2 nodes refuse this run (0, 1): its owner has not agreed to be measured" in capsys.readouterr().err
+    assert not (folder / "run").exists()
+    assert not list(folder.glob("node-*/*/*/kept-*"))

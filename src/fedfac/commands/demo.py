@@ -23,8 +23,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 LEGEND = """
 fedavg shares the whole network, local shares nothing, fedper all but the last layer, fedfac half of the hidden
 neurons of fc1 (those that factor analysis finds common to the clients) and all other layers; fedfac-plus shares
-everything while it trains, and a client makes the other neurons its own before it predicts. Accuracy is over all
-test images; the other figures are over clients. Look closer with: fedfac inspect {out}/fedfac-plus"""
+everything while it trains, and a client makes the other neurons its own before it predicts. Look closer with:
+fedfac inspect {out}/fedfac-plus"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

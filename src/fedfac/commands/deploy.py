@@ -37,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     attempt.add_argument("--nodes", type=int, default=3, help="how many nodes (default: 3)")
     attempt.add_argument("--rounds", type=int, default=3, help="how many rounds (default: 3)")
-    attempt.add_argument("--method", default="fedfac", help="which method (default: fedfac)")
+    attempt.add_argument("--method", default="fedfac-plus", help="which method (default: fedfac-plus)")
+    attempt.add_argument(
+        "--share-weights", action="store_true", help="nodes agree to be measured: fedfac needs it (see docs)"
+    )
     attempt.add_argument("--dir", metavar="DIR", help="a new folder for everything (default: a temporary one, kept)")
     attempt.add_argument("--quiet", action="store_true", help="no progress")
     export = actions.add_parser(
@@ -92,7 +95,12 @@ def _try(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{folder} is not empty: a trial needs a folder of its own")
     folder.mkdir(parents=True, exist_ok=True)
     came = attempt(
-        folder, nodes=arguments.nodes, rounds=arguments.rounds, method=arguments.method, quiet=arguments.quiet
+        folder,
+        nodes=arguments.nodes,
+        rounds=arguments.rounds,
+        method=arguments.method,
+        shares_weights=arguments.share_weights,
+        quiet=arguments.quiet,
     )
     facts = inspect.gather(RunDirectory.read(came["run"]))
     if arguments.json:

@@ -15,7 +15,7 @@ from rich.table import Table
 from fedfac import __version__
 from fedfac.commands.show import wide_console
 
-CORE = ("torch", "numpy", "safetensors", "pyarrow", "pillow", "scipy", "scikit-learn", "filelock", "rich")
+CORE = ("torch", "numpy", "safetensors", "msgspec", "pyarrow", "pillow", "scipy", "scikit-learn", "filelock", "rich")
 # By extra: what it is for, and its packages. A test holds this against pyproject.toml; installed metadata would be out
 # of date in a clone that was pulled without installing it again.
 EXTRAS = {

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
+import math
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedfac.commands.show import last_newcomers, newcomers_line, print_choice
+from fedfac.disk import json_text
 from fedfac.records import method_used
-from fedfac.run import RunDirectory
-from fedfac.split import Split, mask_text
+from fedfac.run import RunDirectory, split_of
+from fedfac.split import mask_text
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -30,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Read the run (it may be running) and show it."""
     facts = gather(RunDirectory.read(arguments.dir))
     if arguments.json:
-        print(json.dumps(facts))
+        print(json_text(facts))
     else:
         show(facts, arguments.top)
     return 0
@@ -49,11 +51,13 @@ def gather(run: RunDirectory) -> dict[str, Any]:
             "kept_by_round": changes,
             "scores": scores[max(scores)].get(layer, []) if scores else [],
         }
-    split = Split.from_json(run.config["split"])
+    split = split_of(run.config, run.path)
     return {
         "path": str(run.path),
         "method": method_used(run.config),
         "rounds": [max((r["round"] for r in records), default=0), run.config["rounds"]],
+        "earlier_rounds": run.earlier_rounds(),
+        "skipped": {r["round"]: r["skipped"] for r in records if "skipped" in r},
         "left_out": {r["round"]: r["left_out"] for r in records if r.get("left_out")},
         "accuracy": [[r["round"], r["test"]["accuracy"]] for r in records if "accuracy" in r.get("test", {})],
         "test": next((r["test"] for r in reversed(records) if "test" in r), {}),
@@ -62,7 +66,7 @@ def gather(run: RunDirectory) -> dict[str, Any]:
         "anew": split.anew,
         "personal_tensors": sorted(split.personal_tensors),
         "choice": run.config.get("choice"),
-        "clients": sorted(run.clients(), key=lambda c: (c["accuracy"] is None, c["accuracy"], c["loss"])),
+        "clients": sorted(run.clients(), key=_worst_first),
     }
 
 
@@ -74,6 +78,9 @@ def show(facts: dict[str, Any], top: int) -> None:
     done, asked = facts["rounds"]
     console.print(f"[bold]{method['name']}[/bold] ({options})" if options else f"[bold]{method['name']}[/bold]")
     console.print(f"round {done} of {asked}")
+    if facts["earlier_rounds"]:
+        rounds = ", ".join(map(str, facts["earlier_rounds"]))
+        console.print(f"can be resumed from earlier rounds (fedfac resume --from-round): {rounds}")
     if facts["choice"]:
         print_choice(facts["choice"])
     if facts["accuracy"]:
@@ -82,7 +89,10 @@ def show(facts: dict[str, Any], top: int) -> None:
     if facts["newcomers"]:
         console.print(newcomers_line(facts["newcomers"]))
     for number, clients in facts["left_out"].items():
-        console.print(f"round {number} went without {', '.join(f'{c} ({why})' for c, why in clients.items())}")
+        who = ", ".join(f"{client} ({why})" for client, why in clients.items())
+        console.print(f"round {number} went without {who}", markup=False)
+    for number, why in facts["skipped"].items():
+        console.print(f"round {number} was skipped: {why}", markup=False)
     for layer, entry in facts["layers"].items():
         console.print(f"\n[bold]{layer}[/bold]: {entry['shared']} of {entry['elements']} elements shared")
         console.print(f"  {entry['mask'].translate({48: '░', 49: '█'})}  (█ shared, ░ personal)", soft_wrap=True)
@@ -128,5 +138,12 @@ def _client_table(clients: list[dict[str, Any]], top: int) -> Table:
             table.add_row("...", "", "", "")
         else:
             accuracy = "-" if row["accuracy"] is None else f"{row['accuracy']:.3f}"
-            table.add_row(str(row["client"]), str(row["samples"]), accuracy, f"{row['loss']:.3f}")
+            loss = "-" if row["loss"] is None else f"{row['loss']:.3f}"
+            table.add_row(escape(str(row["client"])), str(row["samples"]), accuracy, loss)
     return table
+
+
+def _worst_first(row: dict[str, Any]) -> tuple[bool, float, float]:
+    """By accuracy where there is one; a loss that is not finite is the worst."""
+    accuracy, loss = row["accuracy"], row["loss"]
+    return accuracy is None, accuracy or 0.0, math.inf if loss is None else loss

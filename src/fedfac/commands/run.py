@@ -101,6 +101,7 @@ def train(
     *,
     out: str,
     resume: bool,
+    from_round: int | None = None,
     choice: Mapping[str, Any] | None = None,
 ) -> int:
     """Start or resume a run, with progress and a clean Ctrl-C."""
@@ -113,6 +114,7 @@ def train(
             config,
             out=out,
             resume=resume,
+            from_round=from_round,
             lanes=arguments.lanes,
             device=arguments.device,
             on_round=progress,

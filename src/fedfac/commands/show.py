@@ -26,7 +26,7 @@ def result_json(result: Result, method: str) -> dict[str, Any]:
         "finished": result.finished,
         "test": last_test(result),
         "newcomers": last_newcomers(result.records),
-        "shared_share": result.records[-1]["shared_share"] if result.records else None,
+        "shared_share": result.records[-1].get("shared_share") if result.records else None,
         **({} if chosen is None else {"choice": chosen}),
     }
 
@@ -49,7 +49,8 @@ def newcomers_line(found: Mapping[str, Any]) -> str:
     """
     figures = found["adapt"]
     keys = ("accuracy", "worst_decile") if "accuracy" in figures else ("loss",)
-    shown = ", ".join(f"{tables.title(key)} {figures[key]:.3f}" for key in keys)
+    found_out = [(key, figures[key]) for key in keys if figures[key] is not None]
+    shown = ", ".join(f"{tables.title(key)} {value:.3f}" for key, value in found_out) or "loss not finite"
     return f"newcomers: {figures['clients']} clients, {figures['model']} model, {shown}"
 
 
@@ -105,6 +106,8 @@ def print_blocks(blocks: Sequence[Block], path: Path) -> None:
             cells = [row[c].text(("[bold]", "[/bold]"), "±") if c in row else "-" for c in block.columns]
             table.add_row(method, block.models[method], *cells)
         console.print(table)
+    if any(block.rows for block in blocks):
+        console.print(tables.note(blocks), style="dim", highlight=False, markup=False)
     _where(console, path)
 
 

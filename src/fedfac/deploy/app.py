@@ -16,7 +16,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "deploy": {"out": "run", "clients": 3, "deadline": 600.0, "minimum": 0.5, "keys": True},
     "data": {"name": "digits", "clients": 3, "test_share": 0.2},
     "model": {"name": "mlp"},
-    "method": {"name": "fedfac", "layers": "1", "tau": "50%"},
+    "method": {"name": "fedfac-plus", "layers": "1", "tau": "50%"},  # it measures only what leaves anyway
     "train": {"rounds": 10, "cohort": 3, "epochs": 5, "batch_size": 32, "lr": 1e-3, "seed": 0, "evaluate_every": 1},
 }
 
@@ -159,6 +159,17 @@ flower-supernode --superlink localhost:8000 --root-certificates keys/ca.crt \\
 and the `classes`), or `module:function`, a function of your own that gets the node's config and returns `(x, y)`. Left
 out, the node takes its part of the data set that `[data]` names: that is for trials. `folder` is where the node keeps
 what is personal; back it up.
+
+## What leaves a node
+
+In every round in which it takes part: its number of samples, its mean loss, its trained weights of everything that is
+shared, and, where the method measures, the moments of a layer; after an evaluation the counts and the mean loss of its
+held-out samples. Each node's contribution arrives by itself, and whoever runs the server can look at it: sums that hide
+single nodes (secure aggregation) are not there yet. With `fedfac-plus`, the method set here, all weights are shared in
+training, as with FedAvg; a node makes some of them its own before it predicts, and those never leave. With `fedfac`
+some rows of a layer are personal, but the moments of one node and its shared rows *give* the personal rows: a node
+refuses such a run unless its owner starts it with `share-weights=true`, which means: whoever runs the server may have
+this node's personal weights. `fedper` keeps the last layer on the node and measures nothing.
 
 ## Train
 

@@ -1,7 +1,8 @@
 """``fedfac deploy certs``: an authority, a server certificate and node keys, for a trial.
 
-The nodes' keys are what Flower takes: ECDSA on P-384, in OpenSSH's format. Private files can be read by their owner
-only. What is there already is left as it is.
+The nodes' keys are what Flower takes: ECDSA on P-384, in OpenSSH's format. The authority signs servers and nothing
+else: no further authority (path length 0), and certificates that are good for a server only. Private files can be read
+by their owner only, those that are there already too; otherwise what is there is left as it is.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ def write_certs(folder: Path, *, hosts: Sequence[str], nodes: Sequence[str], day
     for name in nodes:
         if not name or Path(name).name != name or name.startswith("."):
             raise ConfigError(f"{name!r} cannot be the name of a key file")
-    (folder / "nodes").mkdir(parents=True, exist_ok=True)
+    (folder / "nodes").mkdir(parents=True, exist_ok=True, mode=0o700)
+    for found in (folder / "ca.key", folder / "server.key", *(folder / "nodes" / name for name in nodes)):
+        if found.exists():
+            found.chmod(0o600)
     made: list[Path] = []
     if not (folder / "ca.crt").exists():
         key = ec.generate_private_key(ec.SECP384R1())
@@ -74,11 +78,12 @@ def _certificate(
     """A certificate signed by the authority, or the authority's own."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
-    from cryptography.x509.oid import NameOID
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedfac trial authority")])
     signer = key if authority is None else authority
+    path_length = 0 if authority is None else None
     now = datetime.datetime.now(datetime.UTC)
     builder = (
         x509.CertificateBuilder()
@@ -88,26 +93,33 @@ def _certificate(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))
         .not_valid_after(now + datetime.timedelta(days=days))
-        .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), critical=True)
+        .add_extension(x509.BasicConstraints(ca=authority is None, path_length=path_length), critical=True)
+        .add_extension(_usage(signs=authority is None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )
-    if authority is None:
-        usage = x509.KeyUsage(
-            digital_signature=True,
-            key_cert_sign=True,
-            crl_sign=True,
-            content_commitment=False,
-            key_encipherment=False,
-            data_encipherment=False,
-            key_agreement=False,
-            encipher_only=False,
-            decipher_only=False,
-        )
-        builder = builder.add_extension(usage, critical=True)
+    if authority is not None:
+        builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     if hosts:
         builder = builder.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
     return builder.sign(signer, hashes.SHA384())
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    """An authority signs certificates, a server its handshakes (an elliptic key enciphers no other key)."""
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _host(host: str) -> x509.GeneralName:

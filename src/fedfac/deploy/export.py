@@ -32,25 +32,25 @@ def export(base: Path, out: Path, *, run: str | None = None, client: str | None 
         if found is None:
             raise RunError(f"{folder.path} has no model yet: it comes with the first evaluation of a run")
         about, server = found
-        deployment = Deployment.read(with_new_names(about["run"]))
-        template, plan = deployment.plan(deployment.model(tuple(about["shape"]), about["classes"]))
-        masks = {layer: mask_of(text) for layer, text in about["masks"].items()}
-        split = plan.split_in(about["round"], masks)
-        own = own_state(folder, split, about["last"], plan, begins_anew=False)
+        deployment = Deployment.read(with_new_names(dict(about.run)))
+        template, plan = deployment.plan(deployment.model(tuple(about.shape), about.classes))
+        masks = {layer: mask_of(text) for layer, text in about.masks.items()}
+        split = plan.split_in(about.round, masks)
+        own = own_state(folder, split, about.last, plan, begins_anew=False)
         state = split.overlay(server, own)
     if plan.prediction.refresh:  # a method that fine-tunes before it predicts
-        node = NodeConfig.read(about["node"], 0)
-        data, _ = node_data.load(deployment, node, client=about["client"])
+        node = NodeConfig.read(about.node, 0)
+        data, _ = node_data.load(deployment, node, client=about.client)
         tuned = trained_copy(
             template,
             state,
             split,
             plan.prediction.refresh,
-            deployment.local(about["classes"]),
+            deployment.local(about.classes),
             data,
             seed=deployment.config.train.seed,
-            client=about["client"],
-            round=about["round"],
+            client=about.client,
+            round=about.round,
             purpose="refresh",
         )
         state = references(tuned)
@@ -59,11 +59,11 @@ def export(base: Path, out: Path, *, run: str | None = None, client: str | None 
         "version": __version__,
         "client": client,
         "run": run,
-        "round": about["round"],
+        "round": about.round,
         "model": {"name": deployment.model_name, **{k: v for k, v in deployment.config.model.items() if k != "name"}},
         "method": {"name": deployment.config.method_name, **deployment.config.method_options},
-        "shape": about["shape"],
-        "classes": about["classes"],
+        "shape": about.shape,
+        "classes": about.classes,
         "split": split.to_json(),
     }
     if (out / CONFIG).exists():

@@ -18,12 +18,21 @@ STRANGER = "stranger"
 
 
 def attempt(
-    folder: Path, *, nodes: int, rounds: int, method: str, stranger: bool = True, quiet: bool = False
+    folder: Path,
+    *,
+    nodes: int,
+    rounds: int,
+    method: str,
+    shares_weights: bool = False,
+    stranger: bool = True,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """A SuperLink, ``nodes`` SuperNodes with a part of the digits each, and a run; returns what came out.
 
-    ``stranger`` starts one more node, whose key nobody has registered, to see it refused.
+    The app is the one that ``fedfac deploy init`` writes, and the nodes agree to what nodes agree to unasked, unless
+    they say ``share-weights``. ``stranger`` starts one more node, whose key nobody has registered, to see it refused.
     """
+    folder = folder.resolve()  # the processes run in a folder of their own
     if nodes < 1 or rounds < 1:
         raise ConfigError(f"{nodes} nodes and {rounds} rounds were asked for; at least one of each is needed")
     names = [str(number) for number in range(nodes)]
@@ -31,7 +40,8 @@ def attempt(
     tables["deploy"] |= {"clients": nodes, "deadline": 120.0}
     tables["data"] |= {"clients": nodes, "partition": "dirichlet", "alpha": 0.5}
     tables["train"] |= {"rounds": rounds, "cohort": nodes}
-    tables["method"] = {"name": method, **({} if method != "fedfac" else {"layers": "1", "tau": "50%"})}
+    if method != tables["method"]["name"]:
+        tables["method"] = {"name": method, **({"layers": "1", "tau": "50%"} if method == "fedfac" else {})}
     with Steps("setting up", 4 + stranger, quiet=quiet) as steps:
         app = write_app(folder / "trial", tables)
         keys = folder / "keys"
@@ -44,7 +54,8 @@ def attempt(
                 network.register(keys / "nodes" / f"{name}.pub")
             steps.step(f"{nodes} keys registered")
             for name in names:
-                config = {"client": name, "folder": str(network.folder / f"node-{name}")}
+                config: dict[str, Any] = {"client": name, "folder": str(network.folder / f"node-{name}")}
+                config |= {"share-weights": True} if shares_weights else {}
                 network.start_node(f"node-{name}", keys / "nodes" / name, config)
             if stranger:
                 network.start_node(STRANGER, keys / "nodes" / STRANGER, {"client": "0"})

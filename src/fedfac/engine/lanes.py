@@ -373,9 +373,15 @@ def pick_device(device: str | torch.device | None) -> torch.device:
     """The device asked for; by default a GPU if there is one."""
     if device is not None and str(device) != "auto":
         try:
-            return torch.device(device)
-        except RuntimeError as error:
-            raise ConfigError(f"device is {device!r}: {error}") from error
+            asked = torch.device(device)
+            torch.zeros(1, device=asked).tolist()
+        except (RuntimeError, AssertionError, NotImplementedError) as error:  # not built for it, or none is there
+            why = str(error).partition("\n")[0]
+            raise ConfigError(
+                f"device is {str(device)!r}, which cannot be used here: {why}. Without a device it is a GPU if there "
+                "is one, else the CPU; 'fedfac doctor' says what there is"
+            ) from error
+        return asked
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -1,8 +1,9 @@
 """The line between clients and server.
 
 A round is train, moments (only for rules that measure), collect, keep. What ``train`` makes stays with the
-clients; what the other calls return are sums over clients and counts. That line is the same in process and
-over a network, so privacy is a property of the design.
+clients; what the other calls return are sums over clients and counts. In process nothing else crosses the line. Over a
+network the sums are made at the server, where each client's contribution arrives by itself: there, one client's
+moments and its shared part give its personal part, and nodes refuse to be measured (``fedfac.engine.flower.consent``).
 """
 
 from __future__ import annotations

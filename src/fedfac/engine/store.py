@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from fedfac.errors import RunError
-from fedfac.state import State
+from fedfac.state import State, nbytes
 
 
 class Store(Protocol):
@@ -66,11 +66,11 @@ class CachedStore:
         self._remember(client, state)
 
     def _remember(self, client: int, state: State) -> None:
-        self._bytes -= _size(self._recent.pop(client, {}))
+        self._bytes -= nbytes(self._recent.pop(client, {}))
         self._recent[client] = state
-        self._bytes += _size(state)
+        self._bytes += nbytes(state)
         while self._bytes > self.limit:
-            self._bytes -= _size(self._recent.popitem(last=False)[1])
+            self._bytes -= nbytes(self._recent.popitem(last=False)[1])
 
 
 def room_for_states(device: torch.device) -> int:
@@ -81,10 +81,6 @@ def room_for_states(device: torch.device) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 16
     except (AttributeError, ValueError):
         return 1 << 29
-
-
-def _size(state: State) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
 class Elsewhere:

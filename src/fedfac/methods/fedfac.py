@@ -12,7 +12,8 @@ mean of the cohort's weights, since a sum of updates is not defined for it; Λ m
 FedFac+ is FedFac with switches (``fedfac.switches``): its elements are trained by all clients together, and each makes
 some of them its own before it predicts; moments and masks change slowly, the server has a momentum, a proximal term
 holds clients near it where the network normalises nothing, outputs know the client's class frequencies, and predictions
-use a mean over rounds and the client's own normalisation statistics. What each is worth: docs/fedfac-plus.md.
+use a mean over rounds and the client's own normalisation statistics. The server needs only sums over clients. What
+each is worth: docs/fedfac-plus.md.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedfac.disk import FOR_OTHERS, atomic_write, disk_errors
 from fedfac.report.facts import gather
 from fedfac.report.page import html
-from fedfac.run import atomic_write
 
 __all__ = ["gather", "html", "write"]
 
@@ -19,11 +19,13 @@ __all__ = ["gather", "html", "write"]
 def write(folders: str | Path | Sequence[str | Path], out: str | Path | None = None) -> Path:
     """Write the page of some runs and comparisons; by default ``report.html`` beside the first of them.
 
-    Returns where it is. A run may still be training: the page shows the rounds that are done.
+    Returns where it is. A run may still be training: the page shows the rounds that are done. The run's own files are
+    private; the page is made to be shown, so it gets the permissions that the umask leaves to new files.
     """
     several = [folders] if isinstance(folders, str | Path) else list(folders)
     facts = gather([Path(folder) for folder in several])
     path = Path(several[0]) / "report.html" if out is None else Path(out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, html(facts))
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, html(facts), mode=FOR_OTHERS)
     return path

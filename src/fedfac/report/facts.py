@@ -6,7 +6,6 @@ one they are found out: what differs in the data makes a setting, whatever else 
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -26,8 +25,8 @@ from fedfac.errors import RunError
 from fedfac.records import method_used
 from fedfac.report.layers import MOST_FRAMES, decided_rounds, layer_facts
 from fedfac.report.traffic import traffic
-from fedfac.run import RunDirectory, read_config
-from fedfac.split import Split
+from fedfac.run import RunDirectory, read_config, split_of, timing_lines
+from fedfac.run_files import Partition, parsed
 from fedfac.tables import Block
 
 MOST_POINTS = 500  # of a curve; a screen is hardly wider
@@ -52,6 +51,7 @@ def gather(folders: Sequence[Path]) -> dict[str, Any]:
     budget = MOST_FRAMES // len(shown)
     partitions: dict[str, Any] = {}
     runs = [_run(one, partitions, budget) for one in shown]
+    damaged = list(dict.fromkeys(one["damaged"] for one in partitions.values() if one["damaged"]))
     return {
         "title": ", ".join(str(folder) for folder in folders),
         "version": read_config(shown[0].cell.folder)["version"],
@@ -61,7 +61,7 @@ def gather(folders: Sequence[Path]) -> dict[str, Any]:
         "runs": runs,
         "partitions": partitions,
         "tables": [_table(block) for block in blocks],
-        "note": tables.note(blocks),
+        "note": " ".join([tables.note(blocks), *damaged]),
     }
 
 
@@ -175,7 +175,7 @@ def _run(one: Shown, partitions: dict[str, Any], budget: int) -> dict[str, Any]:
     with closing(RunDirectory.read(folder)) as run:
         records, masks, scores, clients = run.records(), run.masks(), run.scores(), run.clients()
         config = run.config
-    split = Split.from_json(config["split"])
+    split = split_of(config, folder)
     partition = _partition(folder, config, partitions)
     test: dict[str, Any] = next((r["test"] for r in reversed(records) if "test" in r), {})
     return {
@@ -234,17 +234,34 @@ def _client_rows(clients: Sequence[Mapping[str, Any]], names: Sequence[str]) -> 
 
 
 def _partition(folder: Path, config: Mapping[str, Any], known: dict[str, Any]) -> str:
-    """Enter the run's clients under their fingerprint, once, and return that."""
+    """Enter the run's clients under their fingerprint, once, and return that; without sizes if they cannot be read."""
     settings = config["settings"]
     key = str(settings["data"])
     if key in known:
         return key
     names = config["names"] or [str(i) for i in range(settings["clients"])]
-    path = folder / "partition.json"
-    found = json.loads(path.read_text()) if path.exists() else {"clients": {}}
+    found, damaged = _partition_file(folder / "partition.json")
     sizes = {part: [_size(found["clients"].get(name, {}).get(part)) for name in names] for part in ("train", "test")}
-    known[key] = {"names": names, **sizes, "counts": found.get("counts"), "classes": found.get("class_names")}
+    known[key] = {"names": names, **sizes, **_class_counts(found, len(names)), "damaged": damaged}
     return key
+
+
+def _class_counts(found: Mapping[str, Any], clients: int) -> dict[str, Any]:
+    """How many samples of which class clients have, if that is a whole table, and what the classes are called."""
+    counts, names = found.get("counts"), found.get("class_names")
+    width = len(names) if names else len(counts[0]) if counts else 0
+    whole = counts is not None and width and len(counts) == clients and all(len(own) == width for own in counts)
+    return {"counts": counts if whole else None, "classes": names if whole else None}
+
+
+def _partition_file(path: Path) -> tuple[dict[str, Any], str]:
+    """What is in it, and why nothing is, if it is damaged: the rest of a run can be shown without it."""
+    if not path.exists():
+        return {"clients": {}}, ""
+    try:
+        return parsed(path.read_bytes(), Partition, str(path)), ""
+    except RunError as error:
+        return {"clients": {}}, f"Sizes and classes of clients are missing: {error}"
 
 
 def _size(index: list[int] | dict[str, int] | None) -> int | None:
@@ -254,11 +271,11 @@ def _size(index: list[int] | dict[str, int] | None) -> int | None:
 
 
 def _seconds(folder: Path) -> dict[str, float]:
-    """The median seconds of every step of a round."""
+    """The median seconds of every step of a round; a line that a kill has cut is left out."""
     path = folder / "timing.jsonl"
     steps: dict[str, list[float]] = {}
-    for line in path.read_text().splitlines() if path.exists() else []:
-        for step, value in json.loads(line).items():
+    for line in timing_lines(path.read_text(errors="replace") if path.exists() else ""):
+        for step, value in line.items():
             if step != "round":
                 steps.setdefault(step, []).append(value)
     return {step: round(statistics.median(values), 6) for step, values in steps.items()}

@@ -85,8 +85,7 @@ def bytes_sent(result: Result) -> dict[str, float]:
     model = sum(t.numel() for t in result.server.values())
     masks = [mask for number, mask in result.masks.items() if number > 0]
     shared = statistics.fmean(result.split.with_masks(mask).shared_numel() for mask in masks)
-    deciding = None if result.plan is None else result.plan.deciding
-    decided = result.split.masks if deciding is not None and deciding.every_round else ()
+    decided = result.split.masks if result.plan is not None and result.plan.every_round else ()
     moments = sum(moments_values(anatomy.layer(layer).elements) for layer in decided)
     # had the layers to be sent whole, their personal rows would travel beside what is shared anyway
     personal = statistics.fmean(

@@ -12,6 +12,7 @@ from fedfac import experiment, methods
 from fedfac.anatomy import Anatomy
 from fedfac.config import Config
 from fedfac.data.federation import Federation
+from fedfac.disk import private_folder
 from fedfac.errors import ConfigError, DataError, RunError, did_you_mean
 from fedfac.factor import check_kappa
 from fedfac.method import at_least_one
@@ -145,7 +146,7 @@ def plan(
         return search
     if out.exists() and any(out.iterdir()):
         raise RunError(f"{out} is not empty and holds no search: choose another folder")
-    out.mkdir(parents=True, exist_ok=True)
+    private_folder(out)
     atomic_write(out / PLAN, json.dumps(wanted, indent=1) + "\n")
     return search
 

@@ -9,6 +9,7 @@ No process ever has a test sample: trials train on ``Federation.without_test``.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import shutil
@@ -231,12 +232,14 @@ def _is_hopeless(study: optuna.Study, trial: optuna.Trial, record: Record) -> bo
 
 def _figure(record: Record) -> float:
     validation = record["validation"]
-    return float(validation["accuracy"] if "accuracy" in validation else validation["loss"])
+    value = validation["accuracy"] if "accuracy" in validation else validation["loss"]
+    return math.inf if value is None else float(value)
 
 
 def _score(records: Sequence[Record]) -> float:
-    """The mean of the last ten evaluations on validation data."""
-    return evaluate.headline([_figure(record) for record in records if "validation" in record])["last"]
+    """The headline on validation data: the mean over the evaluations of the last ten rounds."""
+    curve = [(record["round"], _figure(record)) for record in records if "validation" in record]
+    return evaluate.headline(curve, records[-1]["round"])["last"]
 
 
 def _free(path: Path) -> FileLock | None:

@@ -4,16 +4,19 @@ A round costs two exchanges (train with the shared part, evaluate), or three whe
 round: train with what the rule measures, collect, evaluate. Clients keep their personal state when they collect; the
 server says in every request which of their rounds counted last, so nothing needs to be said afterwards.
 
-Sums are taken in the order of the cohort, whatever the order of arrival. A request waits for replies until the
-deadline; whoever has not answered by then, or has sent what it was not asked for, is left out of the rest of the
-round and named in the record. With fewer replies than the minimum the round is skipped.
+Each contribution arrives by itself and is added up here: this process *could* look at a single one. Sums are taken in
+the order of the cohort, whatever the order of arrival. A request waits for replies until the deadline; whoever has not
+answered by then, or has sent what it was not asked for, is left out of the rest of the round and named in the record.
+With fewer replies than the minimum the round is skipped; if that is because nodes refuse to be measured, the run ends
+and says so.
 """
 
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from torch import nn
@@ -21,14 +24,14 @@ from torch import nn
 from fedfac.aggregate import Sums
 from fedfac.anatomy import Anatomy
 from fedfac.engine.flower import wire
-from fedfac.engine.flower.wire import Packet, ReplyError, Request, Trained
-from fedfac.errors import TooFewRepliesError
+from fedfac.engine.flower.wire import Limits, Packet, ReplyError, Request, Trained
+from fedfac.errors import RunError, TooFewRepliesError
 from fedfac.evaluate import Score
 from fedfac.method import Plan
 from fedfac.moments import Additive
 from fedfac.rules import Rule
 from fedfac.split import Split
-from fedfac.state import State, references
+from fedfac.state import State, numel, references
 from fedfac.training import Outcome
 
 Read = TypeVar("Read")
@@ -49,8 +52,24 @@ class Transport(Protocol):
     def gather(self, clients: Sequence[int], least: int) -> None:
         """Wait until that many of the clients are there, or the deadline has passed."""
 
-    def exchange(self, requests: Mapping[int, Request]) -> dict[int, Answer]:
-        """Send every client its request and wait for the answers, until the deadline; every client has an answer."""
+    def exchange(self, requests: Mapping[int, Request], *, most: int) -> dict[int, Answer]:
+        """Send every client its request and wait for the answers, until the deadline; every client has an answer.
+
+        A reply has at most ``most`` bytes of tensors.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What the server of a run knows and asks of its clients."""
+
+    run: str  # the run's name, 16 hexadecimal digits
+    names: Sequence[str]  # of the clients
+    classes: int | None
+    metrics: Sequence[str]
+    minimum: float  # share of a cohort that must reply
+    most_samples: int = wire.SAMPLES
+    announced: Mapping[int, int] = field(default_factory=dict)  # by client, the samples that it said it has
 
 
 class NetworkEngine:
@@ -62,20 +81,16 @@ class NetworkEngine:
         plan: Plan,
         records: Sequence[Mapping[str, Any]],
         transport: Transport,
-        *,
-        run: str,
-        names: Sequence[str],
-        classes: int | None,
-        metrics: Sequence[str],
-        minimum: float,
+        terms: Terms,
     ) -> None:
-        self.plan, self.transport, self.run, self.names = plan, transport, run, names
-        self.classes, self.metrics, self.minimum = classes, metrics, minimum
+        self.plan, self.transport, self.terms = plan, transport, terms
         state = references(model)
         layers = {layer.name: layer for layer in Anatomy.of(model).layers}
         decided = {} if plan.rule is None else plan.rule.tau
         self.sizes = {name: _size(layers[name].vectors(state)) for name in decided if name in layers}
-        self.last = last_counted(records, names)
+        self.limits = Limits.of(state, samples=terms.most_samples, announced=terms.announced)
+        self.most = 8 * (numel(state) + sum(d * (d + 1 + rows) for d, rows in self.sizes.values())) + wire.HEADER
+        self.last = last_counted(records, terms.names)
         self._round = 0
         self._cohort: list[int] = []
         self._trained: dict[int, Trained] = {}
@@ -83,6 +98,7 @@ class NetworkEngine:
         self._counted: list[int] = []
         self._gone: dict[int, str] = {}  # who went missing in this round, and why
         self._failed: set[int] = set()  # who said so by itself in the last exchange
+        self._unmeasured: set[int] = set()  # who of them refuses to be measured
 
     def train(self, round: int, server: State, split: Split, cohort: Sequence[int]) -> dict[int, Outcome]:
         """Everybody trains; where the split is already final, the shared parts come with the replies."""
@@ -98,8 +114,12 @@ class NetworkEngine:
             client: self._request(wire.TRAIN, client, split, server=server, measure=measure, collect=collect)
             for client in cohort
         }
-        self._trained = self._ask(requests, lambda _, p: wire.read_train(p, split, sizes, collect=collect))
+        self._trained = self._ask(
+            requests,
+            lambda c, p: wire.read_train(p, split, sizes, collect=collect, limits=self.limits, client=c),
+        )
         self._waits = not collect
+        self._check_consent()
         self._check_enough("trained", len(self._trained) + len(self._failed))
         return self._outcomes()
 
@@ -117,7 +137,8 @@ class NetworkEngine:
         if self._waits:
             requests = {client: self._request(wire.COLLECT, client, split) for client in self._trained}
             parts = self._ask(
-                requests, lambda client, packet: wire.read_collect(packet, split, self._trained[client].samples)
+                requests,
+                lambda client, packet: wire.read_collect(packet, split, self._trained[client].samples, self.limits),
             )
             missing = {client: self._gone[client] for client in self._trained if client not in parts}
             if missing:
@@ -144,8 +165,10 @@ class NetworkEngine:
             for client in clients
             if client not in self._gone
         }
-        classes = self.classes is not None
-        found = self._ask(requests, lambda client, p: wire.read_scores(p, client, self.metrics, classes=classes))
+        metrics, classes = self.terms.metrics, self.terms.classes is not None
+        found = self._ask(
+            requests, lambda c, packet: wire.read_scores(packet, c, metrics, classes=classes, limits=self.limits)
+        )
         scores: dict[str, list[Score]] = {"test": []}
         for own in found.values():
             for part, score in own.items():
@@ -168,36 +191,52 @@ class NetworkEngine:
     def _request(self, action: str, client: int, split: Split, **more: Any) -> Request:
         return Request(
             action,
-            run=self.run,
+            run=self.terms.run,
             round=self._round,
             client=client,
-            classes=self.classes,
+            classes=self.terms.classes,
             last=self.last.get(client, 0),
             masks=split.masks,
+            nonce=secrets.token_hex(8),
             **more,
         )
 
     def _ask(self, requests: Mapping[int, Request], read: Callable[[int, Packet], Read]) -> dict[int, Read]:
         """The replies that can be used, in the order of the requests; why the others cannot is in ``_gone``."""
-        answers = self.transport.exchange(requests) if requests else {}
+        answers = self.transport.exchange(requests, most=self.most) if requests else {}
         found: dict[int, Read] = {}
         self._failed = set()
-        for client in requests:
+        self._unmeasured = set()
+        for client, request in requests.items():
             answer = answers[client]
             if answer.packet is None:
-                self._gone[client] = answer.problem or "no reply"
+                self._gone[client] = wire.clean(answer.problem or "no reply")
                 continue
             try:
-                wire.check_problem(answer.packet)
-            except ReplyError as problem:  # it says so itself
-                self._gone[client] = str(problem)
-                self._failed.add(client)
-                continue
-            try:
-                found[client] = read(client, answer.packet)
+                wire.check_answers(answer.packet, request)
+                if not self._says_problem(client, answer.packet):
+                    found[client] = read(client, answer.packet)
             except ReplyError as error:
                 self._gone[client] = f"the reply of node {answer.sender} was refused: {error}"
         return found
+
+    def _says_problem(self, client: int, packet: Packet) -> bool:
+        """Whether a client says by itself that it could not do it, or would not."""
+        try:
+            wire.check_problem(packet)
+        except ReplyError as problem:
+            self._gone[client] = str(problem)
+            self._failed.add(client)
+            if problem.kind == wire.MEASURE:
+                self._unmeasured.add(client)
+            return True
+        return False
+
+    def _check_consent(self) -> None:
+        """Fail if a round cannot be made because nodes refuse to be measured: no later one could."""
+        if self._unmeasured and len(self._trained) < self._least():
+            who = ", ".join(self.terms.names[client] for client in sorted(self._unmeasured))
+            raise RunError(f"{who}: {wire.REFUSALS[wire.MEASURE]}")
 
     def _outcomes(self) -> dict[int, Outcome]:
         """Of the whole cohort: what they report, and why some do not."""
@@ -209,7 +248,7 @@ class NetworkEngine:
         return outcomes
 
     def _least(self) -> int:
-        return max(1, math.ceil(self.minimum * len(self._cohort) - 1e-9))
+        return max(1, math.ceil(self.terms.minimum * len(self._cohort) - 1e-9))
 
     def _check_enough(self, did: str, replies: int) -> None:
         if replies < self._least():

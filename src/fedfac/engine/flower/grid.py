@@ -10,9 +10,9 @@ same over restarts, so a name belongs to the node that holds the key: no other n
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 
 from fedfac.engine.flower import wire
 from fedfac.engine.flower.engine import Answer
-from fedfac.engine.flower.wire import Packet, ReplyError, Request
+from fedfac.engine.flower.wire import Hello, Limits, Packet, ReplyError, Request
 from fedfac.errors import RunError
 
 log = logging.getLogger("fedfac")
@@ -42,31 +42,23 @@ def to_content(packet: Packet) -> RecordDict:
     return RecordDict({"values": ConfigRecord({"json": text}), "tensors": ArrayRecord({"state": array})})
 
 
-def from_content(content: RecordDict) -> Packet:
-    """The inverse of :func:`to_content`, of anything that came."""
+def from_content(content: RecordDict, most: int = wire.BODY) -> Packet:
+    """The inverse of :func:`to_content`, of anything that came: at most so many bytes of tensors."""
     try:
         text, data = content["values"]["json"], content["tensors"]["state"].data  # type: ignore[union-attr]
     except (KeyError, TypeError, AttributeError) as error:
         raise ReplyError("it is not a fedfac message") from error
-    return Packet.unpack(text, data)
-
-
-@dataclass(frozen=True)
-class Hello:
-    """What a node says of itself."""
-
-    name: str
-    shape: tuple[int, ...]
-    classes: int | None
+    return Packet.unpack(text, data, most)
 
 
 class GridTransport:
     """Clients on SuperNodes, by number once :meth:`bind` has said which name has which."""
 
-    def __init__(self, grid: Grid, deadline: float) -> None:
-        self.grid, self.deadline = grid, deadline
+    def __init__(self, grid: Grid, deadline: float, limits: Limits = wire.ANY) -> None:
+        self.grid, self.deadline, self.limits = grid, deadline, limits
         self.hellos: dict[int, Hello] = {}  # by node
         self._refused: dict[int, float] = {}  # by node, until when
+        self.reasons: dict[int, str] = {}  # by node, why it is not taken in
         self._nodes: dict[str, int] = {}
         self._owners: Mapping[str, int] = {}
         self._names: Sequence[str] = ()
@@ -80,17 +72,21 @@ class GridTransport:
         there = set(self.grid.get_node_ids())
         waiting = {node for node, until in self._refused.items() if time.monotonic() < until}
         new = sorted(there - self.hellos.keys() - waiting)
-        answers = self._exchange({node: Request(wire.HELLO) for node in new})
+        requests = {node: Request(wire.HELLO, nonce=secrets.token_hex(8)) for node in new}
+        answers = self._exchange(requests, wire.HEADER)
         for node in new:  # not in the order of arrival
             answer = answers[node]
             try:
                 if answer.packet is None:
                     raise ReplyError(answer.problem or "no reply")
-                hello = Hello(*wire.read_hello(answer.packet))
+                wire.check_answers(answer.packet, requests[node])
+                hello = wire.read_hello(answer.packet, self.limits)
                 self._take(node, hello.name, there)
                 self.hellos[node] = hello
+                self.reasons.pop(node, None)
             except ReplyError as error:
                 self._refused[node] = time.monotonic() + AGAIN
+                self.reasons[node] = str(error)
                 log.warning("node %s is not taken in: %s", node, error)
         return {name: node for name, node in self._nodes.items() if node in there}
 
@@ -116,16 +112,16 @@ class GridTransport:
         """Wait until that many of the clients are there, or the deadline has passed."""
         self.wait_for(least, [self._names[client] for client in clients])
 
-    def exchange(self, requests: Mapping[int, Request]) -> dict[int, Answer]:
-        """Send, and wait for the replies until the deadline."""
+    def exchange(self, requests: Mapping[int, Request], *, most: int = wire.BODY) -> dict[int, Answer]:
+        """Send, and wait for the replies until the deadline; a longer one than ``most`` is refused."""
         there = set(self.grid.get_node_ids())
         nodes = {client: self._nodes.get(self._names[client]) for client in requests}
         known = {node: client for client, node in nodes.items() if node in there and node is not None}
-        answers = self._exchange({node: requests[client] for node, client in known.items()})
+        answers = self._exchange({node: requests[client] for node, client in known.items()}, most)
         found = {known[node]: answer for node, answer in answers.items()}
         return {c: found.get(c, Answer("", problem="its node is not connected")) for c in requests}
 
-    def _exchange(self, requests: Mapping[int, Request]) -> dict[int, Answer]:
+    def _exchange(self, requests: Mapping[int, Request], most: int) -> dict[int, Answer]:
         """By node; every node has an answer."""
         contents: dict[int, RecordDict] = {}
         messages = []
@@ -146,7 +142,7 @@ class GridTransport:
             for reply in self.grid.pull_messages(list(waiting)):
                 sender = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if sender is not None:  # an error of the SuperLink's own has no sender: the request tells it
-                    answers[sender] = _answer(str(sender), reply)
+                    answers[sender] = _answer(str(sender), reply, most)
             if waiting:
                 time.sleep(PAUSE)
         for node in waiting.values():
@@ -154,18 +150,24 @@ class GridTransport:
         return answers
 
 
-def _answer(sender: str, reply: Message) -> Answer:
+def _answer(sender: str, reply: Message, most: int) -> Answer:
     if reply.has_error():
         return Answer(sender, problem=f"its node failed ({ERRORS.get(reply.error.code, reply.error.code)})")
     try:
-        return Answer(sender, from_content(reply.content))
+        return Answer(sender, from_content(reply.content, most))
     except ReplyError as error:
         return Answer(sender, problem=f"the reply of node {sender} was refused: {error}")
 
 
 def roster_of(hellos: Mapping[str, Hello]) -> tuple[list[str], tuple[int, ...], int | None]:
     """Names in the order of the clients' numbers, the shape of a sample, and the number of classes."""
-    names = sorted(hellos, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
+    refusing = {name: hello.refuses for name, hello in hellos.items() if hello.refuses is not None}
+    if refusing:
+        reasons = "; ".join(wire.REFUSALS[kind] for kind in sorted(set(refusing.values())))
+        raise RunError(
+            f"{len(refusing)} of {len(hellos)} nodes refuse this run ({', '.join(sorted(refusing))}): {reasons}"
+        )
+    names = sorted(hellos, key=_in_order)
     shapes = {name: hellos[name].shape for name in names}
     if len(set(shapes.values())) > 1:
         raise RunError(
@@ -177,3 +179,9 @@ def roster_of(hellos: Mapping[str, Hello]) -> tuple[list[str], tuple[int, ...], 
     if known and len(known) < len(names):
         raise RunError(f"some nodes have classes and some have real targets: {counts}")
     return names, shapes[names[0]], max(known) if known else None
+
+
+def _in_order(name: str) -> tuple[bool, int, str]:
+    """Numbers by their size, then names."""
+    number = name.isascii() and name.isdigit()  # other scripts have digits that are no numbers
+    return not number, int(name) if number else 0, name

@@ -17,12 +17,14 @@ from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
 from fedfac.data.federation import numbers
-from fedfac.engine.flower.engine import NetworkEngine
+from fedfac.engine.flower.engine import NetworkEngine, Terms
 from fedfac.engine.flower.grid import GridTransport, roster_of
 from fedfac.engine.flower.settings import Deployment
+from fedfac.engine.flower.wire import Limits
 from fedfac.errors import RunError
 from fedfac.method import Plan
 from fedfac.progress import RoundProgress
+from fedfac.records import Record
 from fedfac.result import Result
 from fedfac.roster import Roster
 from fedfac.rounds import Session
@@ -42,7 +44,7 @@ def train(grid: Grid, run: Deployment) -> Result:
     """Start the run, or go on with it."""
     out = Path(run.deploy.out)
     resume = (out / "config.json").exists()
-    transport = GridTransport(grid, run.deploy.deadline)
+    transport = GridTransport(grid, run.deploy.deadline, Limits(samples=run.deploy.most_samples))
     with RoundProgress(run.config.method_name, run.config.train.rounds) as progress:
         roster = _known_roster(run, transport, out) if resume else _new_roster(run, transport, progress)
         model = run.model(tuple(roster.about["shape"]), roster.classes, start=True)
@@ -53,9 +55,16 @@ def train(grid: Grid, run: Deployment) -> Result:
         session = Session(model, roster, run.method, run.local(roster.classes), settings)
         done = session.next_round - 1
         progress.say(f"{out}: going on after round {done}" if resume else f"{out}: {', '.join(roster.names)}")
-        result = session.drive(progress)
+        result = session.drive(lambda record: _write_now(session, record, progress))
         _hand_out(session)
         return result
+
+
+def _write_now(session: Session, record: Record, progress: RoundProgress) -> None:
+    """A round is on disk before the next one is asked for: nodes do not train a round that lies further back."""
+    if session.run is not None:
+        session.run.flush()
+    progress(record)
 
 
 def _hand_out(session: Session) -> None:
@@ -70,9 +79,11 @@ def _new_roster(run: Deployment, transport: GridTransport, progress: RoundProgre
     progress.say(f"waiting for {wanted} nodes")
     there = transport.wait_for(wanted)
     if len(there) < wanted:
+        refused = "; ".join(f"node {node}: {why}" for node, why in sorted(transport.reasons.items()))
         raise RunError(
             f"{len(there)} of {wanted} nodes came within {run.deploy.deadline:g} s ({', '.join(sorted(there))}). "
-            "Start the others, or make clients in [deploy] smaller; a longer deadline waits longer"
+            + (f"Not taken in: {refused}. " if refused else "")
+            + "Start the others, or make clients in [deploy] smaller; a longer deadline waits longer"
         )
     names, shape, classes = roster_of({name: transport.hellos[node] for name, node in there.items()})
     about = {
@@ -80,6 +91,7 @@ def _new_roster(run: Deployment, transport: GridTransport, progress: RoundProgre
         "shape": list(shape),
         "classes": classes,
         "nodes": {name: there[name] for name in names},
+        "samples": [transport.hellos[there[name]].samples for name in names],
         "config": dict(run.flat),
     }
     return _roster(run, transport, names, about)
@@ -97,20 +109,19 @@ def _known_roster(run: Deployment, transport: GridTransport, out: Path) -> Roste
 
 def _roster(run: Deployment, transport: GridTransport, names: Sequence[str], about: Mapping[str, Any]) -> Roster:
     classes: int | None = about["classes"]
+    terms = Terms(
+        run=about["run"],
+        names=names,
+        classes=classes,
+        metrics=list(run.metrics(classes)),
+        minimum=run.deploy.minimum,
+        most_samples=run.deploy.most_samples,
+        announced=dict(enumerate(about.get("samples", ()))),
+    )
     transport.bind(names, about["nodes"] if run.deploy.keys else {})
 
     def connect(model: nn.Module, plan: Plan, records: Sequence[Mapping[str, Any]]) -> NetworkEngine:
-        return NetworkEngine(
-            model,
-            plan,
-            records,
-            transport,
-            run=about["run"],
-            names=names,
-            classes=classes,
-            metrics=list(run.metrics(classes)),
-            minimum=run.deploy.minimum,
-        )
+        return NetworkEngine(model, plan, records, transport, terms)
 
     fingerprint = f"on nodes: samples of {about['shape']}, classes: {classes}"
     return Roster(names, classes, fingerprint, connect, about)

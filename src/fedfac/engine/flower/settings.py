@@ -8,6 +8,7 @@ what it says about the node's data and privacy cannot be changed by a run.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -20,10 +21,12 @@ from fedfac import evaluate, methods, models
 from fedfac.anatomy import Anatomy
 from fedfac.config import Config, read_table
 from fedfac.data import sources
+from fedfac.engine.flower.wire import SAMPLES, is_name
 from fedfac.errors import ConfigError
 from fedfac.experiment import loss_of
 from fedfac.method import Method, Plan
 from fedfac.options import value_of
+from fedfac.state import digest
 from fedfac.training import Local
 
 DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -41,6 +44,7 @@ class DeployConfig:
         default=True,
         metadata={"help": "nodes have keys of their own: a client's name belongs to the node that first had it"},
     )
+    most_samples: int = field(default=SAMPLES, metadata={"help": "a client that says it has more samples is refused"})
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -49,6 +53,17 @@ class DeployConfig:
             raise ConfigError(f"minimum in [deploy] is {self.minimum}; it is a share, above 0 and at most 1")
         if not 0 < self.deadline < float("inf"):
             raise ConfigError(f"deadline in [deploy] is {self.deadline}; it is a positive number of seconds")
+        if not 0 < self.most_samples <= 2**53:
+            raise ConfigError(f"most_samples in [deploy] is {self.most_samples}; it is a whole number from 1 up")
+
+
+@dataclass(frozen=True)
+class Keeps:
+    """How much of earlier runs stays in a node's folder: what is beyond any of these is removed, the oldest first."""
+
+    runs: int = 20
+    days: int = 90
+    bytes: int = 10 * 2**30
 
 
 @dataclass(frozen=True)
@@ -76,6 +91,13 @@ class Deployment:
             if key != "name" and isinstance(value, str):
                 method[key] = value_of(name, key, value, known)
         return cls(Config.from_dict(tables), deploy, dict(flat))
+
+    def identity(self, client: int, classes: int | None) -> str:
+        """A digest of what a node trains in this run: all of it but how long, and when it is tested."""
+        tables = self.config.to_dict()
+        for key in ("rounds", "evaluate_every", "evaluate_from", "evaluate_clients"):
+            tables["train"].pop(key, None)
+        return digest(json.dumps([tables, client, classes], sort_keys=True, default=repr).encode())
 
     @property
     def method(self) -> Method:
@@ -120,8 +142,20 @@ class NodeConfig:
     def read(cls, values: Mapping[str, Any], node: int) -> NodeConfig:
         """The client's name is ``client``, else ``partition-id``, else the number that the SuperLink gave the node."""
         name = next((str(values[key]) for key in ("client", "partition-id") if key in values), str(node))
+        if not is_name(name):
+            raise ConfigError(
+                f"the client of this node is called {name[:100]!r}; a name is up to 100 printable characters"
+            )
         folder = Path(str(values.get("folder", Path.home() / ".fedfac"))).expanduser()
-        return cls(name, folder, values)
+        read = cls(name, folder, values)
+        read.check()
+        return read
+
+    def check(self) -> None:
+        """Fail now if a word of the owner cannot be understood, and not when it is needed."""
+        for key in ("share-weights", "begin-anew", "go-back"):
+            self._agrees(key)
+        _ = self.keeps
 
     @property
     def data(self) -> str | None:
@@ -131,13 +165,34 @@ class NodeConfig:
 
     @property
     def shares_weights(self) -> bool:
-        """Whether sums that contain this client's weights themselves may leave the node."""
-        return bool(self.values.get("share-weights", False))
+        """Whether numbers from which this client's personal weights can be computed may leave the node."""
+        return self._agrees("share-weights")
 
     @property
     def begins_anew(self) -> bool:
         """Whether the node may go on without a personal state that it once had and has lost."""
-        return bool(self.values.get("begin-anew", False))
+        return self._agrees("begin-anew")
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether the server may ask for a round that this node has already done, from another state."""
+        return self._agrees("go-back")
+
+    @property
+    def keeps(self) -> Keeps:
+        """What of earlier runs stays in the node's folder."""
+        asked = {key: self.values.get(f"keep-{key}", getattr(Keeps(), key)) for key in ("runs", "days", "bytes")}
+        for key, value in asked.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"keep-{key} in the node's config is {value!r}; it is a whole number from 1 up")
+        return Keeps(**asked)
+
+    def _agrees(self, key: str) -> bool:
+        """A word of the owner: true or false, nothing that could be taken for either."""
+        found = self.values.get(key, False)
+        if not isinstance(found, bool):
+            raise ConfigError(f"{key} in the node's config is {found!r}; it is true or false (without quotation marks)")
+        return found
 
     @property
     def device(self) -> str | None:
