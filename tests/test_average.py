@@ -78,11 +78,6 @@ def test_a_mean_of_equal_states_is_that_state_and_counters_have_none() -> None:
     assert torch.equal(running_mean(mean, state, 0.3)["w"], state["w"])
 
 
-@pytest.mark.parametrize("method", [methods.fedper() | Average(0.9), methods.fedavg_plus() | Average(0.5)], ids=str)
-def test_the_laws_are_kept(method: Method) -> None:
-    fedfac.check_method(method)
-
-
 @pytest.mark.parametrize("weight", [-0.1, 1.0, float("nan")])
 def test_a_weight_out_of_range_is_explained(weight: float) -> None:
     assert message(ConfigError, lambda: Average(weight)) == (

@@ -43,11 +43,6 @@ def wrapped(model: nn.Module, strength: float = 1.0) -> nn.Module:
     return Prior(strength, "learned").wrap(model)
 
 
-@pytest.mark.parametrize("name", ["fedfac", "fedfac-static", "fedfac-plus", "fedper"])
-def test_every_method_that_has_it_keeps_the_laws(name: str) -> None:
-    fedfac.check_method(methods.build(name) | LEARNED)
-
-
 def test_outputs_are_the_weights_plus_the_log_of_smoothed_frequencies() -> None:
     method = methods.fedfac(layers=[1]) | Prior(0.7, "learned")
     result = fedfac.fit(small_model(), small_federation(), method=method, **SHORT)

@@ -20,12 +20,12 @@ from fedfac.conformance import Watched, small_federation, small_model
 from fedfac.engine.graphs import _kind
 from fedfac.engine.protocol import Engine
 from fedfac.method import PERSONAL, Phase
-from fedfac.methods.averaging import proximal
 from fedfac.noise import silent
 from fedfac.preflight import draw_cohort
 from fedfac.seeds import global_stream, stream
 from fedfac.split import Split
 from fedfac.state import State, clone, references, same
+from fedfac.switches.proximal import proximal
 from fedfac.training import Local, Work, batches, train_client
 
 

@@ -29,11 +29,6 @@ def counted(client: int) -> torch.Tensor:
     return (counts / counts.sum()).log()
 
 
-@pytest.mark.parametrize("name", ["fedfac", "fedfac-static", "fedfac-plus", "random", "all-personal", "fedper"])
-def test_every_method_that_has_it_keeps_the_laws(name: str) -> None:
-    fedfac.check_method(methods.build(name, {"prior": 1.0}))
-
-
 @pytest.mark.parametrize("warmup", [0, 2, 9])
 def test_outputs_are_the_weights_plus_the_log_frequencies_that_the_client_counts(warmup: int) -> None:
     method = methods.fedfac(layers=[1]) | Prior(0.7) | Warmup(warmup)

@@ -40,11 +40,6 @@ def moved(model: nn.Module, x: np.ndarray[Any, Any], share: float) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("name", ["fedfac", "fedfac-static", "fedfac-plus", "fedper"])
-def test_every_method_that_has_it_keeps_the_laws(name: str) -> None:
-    fedfac.check_method(methods.build(name, {"statistics": 0.5}))
-
-
 @pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
 @pytest.mark.parametrize(("samples", "batch"), [(40, 512), (40, 10)])
 def test_it_is_the_mixture_of_the_clients_own_and_the_shared_distribution(
