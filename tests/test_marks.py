@@ -16,7 +16,7 @@ from fedfac import comparison, marks, methods, tables
 from fedfac.comparison import Comparison
 from fedfac.tables import Block
 
-EQUAL_METHODS = ["fedavg", "fedavg:eta_g=1", "fedavg:average=0", "fedavg:server_momentum=0", "fedprox:mu=0"]
+EQUAL_METHODS = ["fedavg", "fedavg:server_rate=1", "fedavg:average=0", "fedavg:server_momentum=0", "fedprox:mu=0"]
 
 
 # --- null experiments ------------------------------------------------------------------------------------------------

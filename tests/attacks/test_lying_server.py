@@ -93,7 +93,7 @@ MEASURED: list[tuple[str, dict[str, Any]]] = [
     ("fedfac", {"method__warmup": 2}),
     ("fedfac-static", {}),
     ("fedfac-static", {"method__warmup": 2}),
-    ("fedfac-plus", {"method__elements": "personal"}),
+    ("fedfac-plus", {"method__joint": False}),
     ("fedfac-plus", {"method__schedule": "static"}),
     ("variance", {}),
 ]
