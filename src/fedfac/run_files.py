@@ -155,7 +155,6 @@ class _Split(msgspec.Struct, forbid_unknown_fields=True):
     personal: list[str]
     owners: dict[str, _Owner]
     masks: dict[str, Annotated[str, Meta(pattern="^[01]*$")]]
-    copies: dict[str, float]
     anew: bool = False
 
 

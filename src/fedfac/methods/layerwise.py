@@ -51,7 +51,7 @@ def fedrep(*, personal_layers: int = 1, head_epochs: int | None = None, body_epo
         phases = (fit_head, Phase(trains=body, epochs=body_epochs))
         return Plan(
             training=Training(split=Split.of(anatomy, personal=head), phases=phases),
-            prediction=Prediction(newcomer=(fit_head,)),
+            prediction=Prediction(newcomer=(Phase(trains=PERSONAL, epochs=head_epochs),)),
             resolved={"head_epochs": head_epochs},
         )
 
