@@ -192,6 +192,7 @@ def train(
                         cell.config, out=cell.folder, resume=resume, lanes=lanes, device=device, **shared
                     )
                     under_way.append((cell, stack.enter_context(session)))
+            under_way = _unfinished(under_way, failed)  # another process may have been faster
             for _, session in under_way:
                 session.lend([other for _, other in under_way])
             while under_way and not should_stop():
@@ -202,10 +203,15 @@ def train(
                         trains = session if trains is None else trains
                         if on_round is not None:
                             on_round(record)
-                under_way = [(c, s) for c, s in under_way if c.folder not in failed and not s.finished]
+                under_way = _unfinished(under_way, failed)
         if should_stop():
             break
     return failed
+
+
+def _unfinished(sessions: Sequence[tuple[Cell, Session]], failed: Mapping[Path, str]) -> list[tuple[Cell, Session]]:
+    """Those that have rounds to train."""
+    return [(cell, session) for cell, session in sessions if cell.folder not in failed and not session.finished]
 
 
 @contextmanager
