@@ -80,6 +80,7 @@ def plan(
     seeds: Sequence[int] = (0,),
     vary: Mapping[str, Sequence[Any]] | None = None,
     time_rounds: int = 0,
+    trust_code: bool = False,
 ) -> Comparison:
     """Check every cell, then write down what is compared.
 
@@ -99,7 +100,7 @@ def plan(
         wanted["methods"] = together(there["methods"], methods)
         wanted["seeds"] = together(there["seeds"], seeds)
     wanted[ALONE] = _alone(wanted if there is None else there)
-    comparison = _expand(out, wanted)
+    comparison = _expand(out, wanted, trust_code=trust_code)
     if there is not None:
         # options that only new methods have may be new in the tables: what counts is that the runs stay what they are
         old = [c for c in comparison.cells if c.method in there["methods"] and c.seed in there["seeds"]]
@@ -124,9 +125,9 @@ def together(there: Sequence[Any], more: Sequence[Any]) -> list[Any]:
     return [*there, *(one for one in more if one not in there)]
 
 
-def load(out: Path) -> Comparison:
+def load(out: Path, *, trust_code: bool = False) -> Comparison:
     """The comparison in a folder."""
-    return _expand(out, _read_plan(out))
+    return _expand(out, _read_plan(out), trust_code=trust_code)
 
 
 def is_comparison(out: Path) -> bool:
@@ -346,7 +347,7 @@ def known_options(labels: Sequence[str]) -> set[str]:
     return {option for label in labels for option in options_of(parse_method(label)[0])}
 
 
-def _expand(out: Path, wanted: Mapping[str, Any]) -> Comparison:
+def _expand(out: Path, wanted: Mapping[str, Any], *, trust_code: bool) -> Comparison:
     labels, seeds, tables = wanted["methods"], wanted["seeds"], wanted["tables"]
     if not labels or len(set(labels)) != len(labels):
         raise ConfigError(f"methods is {','.join(labels)!r}; give at least one method, each once")
@@ -365,7 +366,7 @@ def _expand(out: Path, wanted: Mapping[str, Any]) -> Comparison:
         options = {key: value for key, value in common.items() if key in mine}
         options |= {key: value_of(name, key, value, mine) for key, value in own.items()}
         asked = merged(merged(tables, overrides), {"train": {"seed": seed}})
-        config = Config.from_dict({**asked, "method": {"name": name, **options}})
+        config = Config.from_dict({**asked, "method": {"name": name, **options}}, trust_code=trust_code)
         parts = [setting] if len(settings) > 1 else []
         if alone is None:
             parts += [label, f"seed-{seed}"]

@@ -99,6 +99,7 @@ class Config:
     model: Mapping[str, Any] = field(default_factory=dict)
     method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedfac"})
     train: TrainConfig = field(default_factory=TrainConfig)
+    trust_code: bool = field(default=False, compare=False)  # whether [model] may name a function, module:function
 
     @property
     def method_name(self) -> str:
@@ -128,7 +129,7 @@ class Config:
         )
 
     @classmethod
-    def from_dict(cls, tables: Mapping[str, Any]) -> Config:
+    def from_dict(cls, tables: Mapping[str, Any], *, trust_code: bool = False) -> Config:
         """Read plain tables; unknown keys and wrong types fail."""
         for name, table in tables.items():
             if name not in SECTIONS:
@@ -140,6 +141,7 @@ class Config:
             model=dict(tables.get("model", {})),
             method={"name": "fedfac", **tables.get("method", {})},
             train=read_table("train", TrainConfig, tables.get("train", {})),
+            trust_code=trust_code,
         )
 
 

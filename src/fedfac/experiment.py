@@ -36,6 +36,8 @@ def build(config: Config, *, federation: Federation | None = None) -> tuple[nn.M
     Where many runs share one federation, it is loaded once and handed in.
     """
     seed = config.train.seed
+    if config.model.get("name"):
+        models.check_trusted(config.model["name"], trust_code=config.trust_code)  # before any data is read
     method = methods.build(config.method_name, config.method_options)
     federation = sources.load(config.data, seed=seed) if federation is None else federation
     first = federation.client(0)
@@ -96,7 +98,7 @@ def session(
     return Session(model, federation, method, local, settings)
 
 
-def config_of(path: str | Path) -> Config:
+def config_of(path: str | Path, *, trust_code: bool = False) -> Config:
     """The config of a run that was started from the command line."""
     found = read_config(path)
     if "remote" in found:
@@ -106,7 +108,8 @@ def config_of(path: str | Path) -> Config:
             f"{path} was started from Python with a model of its own, which the command line cannot rebuild: "
             "call fedfac.fit(...) again with the same arguments and resume=True"
         )
-    return Config.from_dict({**found["origin"], "train": {**found["origin"]["train"], "rounds": found["rounds"]}})
+    tables = {**found["origin"], "train": {**found["origin"]["train"], "rounds": found["rounds"]}}
+    return Config.from_dict(tables, trust_code=trust_code)
 
 
 def load(
@@ -116,16 +119,18 @@ def load(
     method: Method | None = None,
     federation: Federation | None = None,
     loss: Loss = F.cross_entropy,
+    trust_code: bool = False,
 ) -> Result:
     """The result of a run directory: models of all clients, metrics, splits.
 
     A run that was started from Python needs its ``model`` again (its weights do not matter); its ``method`` if
     newcomers are to be adapted or if it wraps the model; its ``federation`` if the method fine-tunes before it
     predicts; and its ``loss`` if that is not the cross-entropy. A model that ``fedfac deploy export`` wrote is
-    loaded too, as the result of its one client.
+    loaded too, as the result of its one client. Where the folder names the network as a function
+    (``module:function``), building it runs code that the folder chose: that needs ``trust_code=True``.
     """
     if exported.is_exported(path):
-        return exported.load(path, model)
+        return exported.load(path, model, trust_code=trust_code)
     found = read_config(path)
     if model is None and "remote" in found:
         raise RunError(
@@ -133,7 +138,7 @@ def load(
             "'fedfac deploy export' there gives a client's model. With model=..., load gives what is shared"
         )
     if model is None:
-        model, federation, method = build(config_of(path))
+        model, federation, method = build(config_of(path, trust_code=trust_code))
         loss = loss_of(federation.classes)
     template = method.wrap(model) if method is not None and method.wrap is not None else model
     directory = RunDirectory.read(path)

@@ -24,10 +24,11 @@ def is_exported(path: str | Path) -> bool:
     return (Path(path) / CONFIG).exists()
 
 
-def load(path: str | Path, model: nn.Module | None = None) -> Result:
+def load(path: str | Path, model: nn.Module | None = None, *, trust_code: bool = False) -> Result:
     """The client's model as a result that has this one client.
 
-    ``model`` is needed only if the network cannot be built by its name here; its weights do not matter.
+    ``model`` is needed only if the network cannot be built by its name here; its weights do not matter. A folder that
+    names a function (``module:function``) is read with ``model``, or with ``trust_code``: building it runs that code.
     """
     path = Path(path)
     try:
@@ -38,6 +39,7 @@ def load(path: str | Path, model: nn.Module | None = None) -> Result:
     if config.get("format") != FORMAT:
         raise RunError(f"{path} is of format {config.get('format')!r}; this version of fedfac reads {FORMAT!r}")
     if model is None:
+        models.check_trusted(config["model"]["name"], trust_code=trust_code)
         options = {k: v for k, v in config["model"].items() if k not in ("name", "weights")}
         shape, classes = tuple(config["shape"]), config["classes"] or 1
         model = models.build(config["model"]["name"], shape=shape, classes=classes, seed=0, **options)

@@ -20,6 +20,7 @@ from fedfac.commands.flags import (
     free_folder,
     read_config,
     stop_on_interrupt,
+    trusts_code,
 )
 from fedfac.commands.show import print_blocks
 from fedfac.comparison import Cell, Comparison
@@ -67,7 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
     if comparisons.is_comparison(out):
         labels = comparisons.together(comparisons.load(out).methods, labels)
     _leave_out_options_of_others(asked, labels, listed, arguments)
-    vary = {key: list(values) for key, values in grid.get("vary", {}).items()} | dict(map(_vary, arguments.vary))
+    typed = dict(map(_vary, arguments.vary))
+    vary = {key: list(values) for key, values in grid.get("vary", {}).items()} | typed
+    own_word = "model" in typed if "model" in vary else trusts_code(arguments)
     first: int = asked.get("train", {}).get("seed", 0)
     chosen: int | None = getattr(arguments, "train.seed")
     if arguments.seeds is None:
@@ -83,6 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         seeds=seeds,
         vary=vary,
         time_rounds=grid.get("time_rounds", TIME_ROUNDS) if arguments.time_rounds is None else arguments.time_rounds,
+        trust_code=arguments.trust_code or own_word,
     )
     return go_on(comparison, arguments)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 def add_experiment_flags(parser: argparse.ArgumentParser) -> None:
     """Every key of the config as a flag, and every option of every method and model."""
     parser.add_argument("--config", metavar="FILE", help="a TOML file with [data], [model], [method] and [train]")
+    add_trust_flag(parser)
     for section, kind in TYPED_SECTIONS.items():
         group = parser.add_argument_group(f"[{section}]")
         hints = get_type_hints(kind)
@@ -67,6 +68,21 @@ def add_running_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", help="cpu, cuda, ... (default: a GPU if there is one)")
     group.add_argument("--json", action="store_true", help="print the result as JSON for machines")
     group.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def add_trust_flag(parser: argparse.ArgumentParser) -> None:
+    """The user's word for code that a file names."""
+    parser.add_argument(
+        "--trust-code",
+        action="store_true",
+        help="a file may name the model as module:function, which is imported and called (--model is your own word)",
+    )
+
+
+def trusts_code(arguments: argparse.Namespace) -> bool:
+    """Whether a function may be called for the model: the flag says so, or the user typed the model himself."""
+    typed = getattr(arguments, "model.name") is not None
+    return bool(arguments.trust_code or typed)
 
 
 def add_observer_flags(parser: argparse.ArgumentParser) -> None:

@@ -22,6 +22,7 @@ from fedfac.commands.flags import (
     of_one_method,
     read_config,
     stop_on_interrupt,
+    trusts_code,
 )
 from fedfac.commands.show import wide_console
 from fedfac.errors import ConfigError
@@ -78,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         mode="joint" if arguments.joint else "stages",
         trials=TRIALS if arguments.trials is None else arguments.trials,
         auto=arguments.auto,
+        trust_code=trusts_code(arguments),
     )
     return go_on(search, arguments)
 

@@ -59,6 +59,17 @@ def _builder(name: str) -> Builder:
     return MODELS[name]
 
 
+def check_trusted(name: str, *, trust_code: bool) -> None:
+    """A name that comes from a file must not run code unless the user says so."""
+    if ":" in name and not trust_code:
+        module, _, function = name.partition(":")
+        raise ConfigError(
+            f"the file names the model {name!r}: to build it, the module {module!r} is imported and its function "
+            f"{function!r} called, which can do whatever you can. If you know and trust that code, allow it: "
+            "--trust-code (in Python trust_code=True). Nothing was imported"
+        )
+
+
 def imported(name: str) -> Callable[..., Any]:
     """The function that ``module:function`` names."""
     module, _, function = name.partition(":")

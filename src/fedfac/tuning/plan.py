@@ -96,13 +96,14 @@ def plan(
     mode: str = "stages",
     trials: int = TRIALS,
     auto: bool = False,
+    trust_code: bool = False,
 ) -> Search:
     """Check everything, then write down what is searched; a search that is already there must be the same.
 
     ``space`` holds the values to try, by parameter (default: every hidden layer by itself, and the paper's τ and κ);
     ``parameters`` says which are tuned (default: all that the method has).
     """
-    config = Config.from_dict(tables)
+    config = Config.from_dict(tables, trust_code=trust_code)
     if mode not in MODES:
         raise ConfigError(f"mode is {mode!r}. {did_you_mean(mode, MODES)}")
     if auto and mode == "joint":
@@ -150,12 +151,12 @@ def plan(
     return search
 
 
-def load(out: Path) -> Search:
+def load(out: Path, *, trust_code: bool = False) -> Search:
     """The search in a folder."""
     found = _read(out)
     return Search(
         out,
-        Config.from_dict(found["tables"]),
+        Config.from_dict(found["tables"], trust_code=trust_code),
         {name: tuple(values) for name, values in found["space"].items()},
         *(found[name] for name in ("mode", "trials", "auto", "metric")),
     )
