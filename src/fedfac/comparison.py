@@ -11,24 +11,27 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import statistics
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from fedfac import evaluate, experiment, methods
 from fedfac.config import TYPED_SECTIONS, Config, merged
 from fedfac.errors import ConfigError, RunError, did_you_mean
+from fedfac.limits import read_json
 from fedfac.methods import check_name, options_of
 from fedfac.options import value_of
 from fedfac.preflight import json_like
 from fedfac.records import Record
 from fedfac.rounds import Session
 from fedfac.run import RunDirectory, atomic_write, check_same_run
+from fedfac.words import file_stem
 
 PLAN = "comparison.json"
 TIMES = "times.json"
@@ -36,6 +39,29 @@ FAILED = "failed.txt"
 ALONE = "alone"  # the seed that a comparison began with, if it was one: its runs are in folders without a number
 LOWER_IS_BETTER = frozenset({"loss", "std", "mse", "mae", "time", "newcomers_loss"})
 SIGNIFICANT = 0.05
+
+
+MOST_CELLS = 10_000
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True):
+    """[compare] in a config file."""
+
+    methods: list[str] = []
+    seeds: list[int] | None = None
+    vary: dict[str, list[str | int | float | bool]] = {}
+    time_rounds: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is written down of a comparison."""
+
+    methods: list[str]
+    seeds: list[int]
+    vary: dict[str, list[str | int | float | bool]]
+    time_rounds: int
+    tables: dict[str, dict[str, Any]]
+    alone: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
 @dataclass(frozen=True)
@@ -357,8 +383,11 @@ def _expand(out: Path, wanted: Mapping[str, Any], *, trust_code: bool) -> Compar
     known = known_options(labels)
     for option in common.keys() - known:
         raise ConfigError(f"none of the methods has an option {option!r}. {did_you_mean(option, sorted(known))}")
-    settings = list(_settings(wanted["vary"]))
+    settings = list(itertools.islice(_settings(wanted["vary"]), MOST_CELLS + 1))
     alone = _alone(wanted)
+    number = len(settings) * len(labels) * len(seeds)
+    if number > MOST_CELLS:
+        raise ConfigError(f"methods × settings × seeds are {number} runs; allowed: {MOST_CELLS}. Vary less at a time")
     cells = []
     for (setting, overrides), label, seed in itertools.product(settings, labels, seeds):
         name, own = parse_method(label)
@@ -397,13 +426,8 @@ def _keys(section: str, kind: type[Any]) -> list[str]:
 
 
 def _read_plan(out: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((out / PLAN).read_text())
-        if not isinstance(found, dict) or not {"methods", "seeds", "vary", "time_rounds", "tables"} <= found.keys():
-            raise ValueError("it is not a comparison")
-    except (OSError, ValueError) as error:
-        raise RunError(f"{out / PLAN} cannot be read ({error}); nothing was changed") from error
-    return found
+    plan: dict[str, Any] = msgspec.to_builtins(read_json(out / PLAN, Plan, what="a comparison", error=RunError))
+    return plan
 
 
 def _alone(plan: Mapping[str, Any]) -> int | None:
@@ -414,4 +438,4 @@ def _alone(plan: Mapping[str, Any]) -> int | None:
 
 
 def _slug(label: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.=+_-]+", "_", label)
+    return file_stem(label, 200)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -17,6 +18,7 @@ from fedfac.data import sources
 from fedfac.data.federation import Federation, numbers
 from fedfac.engine.store import Elsewhere
 from fedfac.errors import ModelError, RunError
+from fedfac.limits import reason
 from fedfac.method import Loss, Method
 from fedfac.observers import Observer
 from fedfac.preflight import hold_out_newcomers, json_like, name_of
@@ -28,6 +30,33 @@ from fedfac.settings import divided
 from fedfac.split import Split
 from fedfac.state import check_same_tensors, references
 from fedfac.training import Local
+
+Kind = TypeVar("Kind")
+
+
+class Started(msgspec.Struct, frozen=True):
+    """What a run's config.json says of a run that the command line started."""
+
+    origin: dict[str, dict[str, Any]]
+    rounds: int
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """What a run's config.json says that a result needs."""
+
+    class Settings(msgspec.Struct, frozen=True):
+        """Of a run."""
+
+        clients: Annotated[int, msgspec.Meta(ge=1)]
+        newcomers: float
+        seed: int
+        method: dict[str, Any]
+        local: dict[str, Any]
+
+    settings: Settings
+    rounds: int
+    split: str
+    names: list[str] | None
 
 
 def build(config: Config, *, federation: Federation | None = None) -> tuple[nn.Module, Federation, Method]:
@@ -108,8 +137,19 @@ def config_of(path: str | Path, *, trust_code: bool = False) -> Config:
             f"{path} was started from Python with a model of its own, which the command line cannot rebuild: "
             "call fedfac.fit(...) again with the same arguments and resume=True"
         )
-    tables = {**found["origin"], "train": {**found["origin"]["train"], "rounds": found["rounds"]}}
+    started = _said(path, found, Started)
+    tables = {**started.origin, "train": {**started.origin.get("train", {}), "rounds": started.rounds}}
     return Config.from_dict(tables, trust_code=trust_code)
+
+
+def _said(path: str | Path, found: Mapping[str, Any], kind: type[Kind]) -> Kind:
+    """A run's config.json as its type; what else it says does not matter here."""
+    try:
+        return msgspec.convert(found, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise RunError(
+            f"{Path(path) / 'config.json'} is no run's config: {reason(error)}; nothing was changed"
+        ) from error
 
 
 def load(
@@ -153,16 +193,17 @@ def load(
                 f"{error} If its method wraps the model (FedEM, Ditto, ...), give that too: method="
             ) from error
         raise
-    settings: dict[str, Any] = found["settings"]
-    if method is not None and json_like(method.describe()) != settings["method"]:
-        raise RunError(f"{path} was trained by the method {settings['method']}, not by {method}: give that one")
-    same_loss = settings["local"]["loss"] == name_of(loss)
-    names = found["names"] or numbers(settings["clients"])
+    recorded = _said(path, found, Recorded)
+    settings = recorded.settings
+    if method is not None and json_like(method.describe()) != settings.method:
+        raise RunError(f"{path} was trained by the method {settings.method}, not by {method}: give that one")
+    same_loss = settings.local.get("loss") == name_of(loss)
+    names = recorded.names or numbers(settings.clients)
     plan = method.plan(Anatomy.of(template)) if method is not None else None
-    split = Split.from_json(found["split"])
+    split = Split.from_json(recorded.split)
     if plan is not None:
         split = plan.split_in(saved.round, saved.masks)
-    elif saved.round <= settings["method"].get("warmup", 0) > 0:
+    elif saved.round <= settings.method.get("warmup", 0) > 0:
         split = Split(split.shapes)
     else:
         split = split.with_masks(saved.masks)
@@ -176,10 +217,10 @@ def load(
         masks=directory.masks(),
         clients=directory.clients(),
         path=Path(path),
-        finished=saved.round >= found["rounds"],
-        seed=settings["seed"],
+        finished=saved.round >= recorded.rounds,
+        seed=settings.seed,
         plan=plan,
-        local=Local(**{**settings["local"], "loss": loss}) if same_loss else None,
+        local=Local(**{**settings.local, "loss": loss}) if same_loss else None,
         federation=federation,
-        newcomers=hold_out_newcomers(settings["clients"], settings["newcomers"], settings["seed"])[1],
+        newcomers=hold_out_newcomers(settings.clients, settings.newcomers, settings.seed)[1],
     )

@@ -36,10 +36,10 @@ def most_bytes() -> int:
     return _default() if asked is None else _number(asked)
 
 
-def check_memory(size: int, what: str) -> None:
+def check_memory(size: int, what: str, error: type[FedfacError] = DataError) -> None:
     """Refuse what would take more memory than a data set may."""
     if size > most_bytes():
-        raise DataError(f"{what} would take {_shown(size)}; allowed: {_shown(most_bytes())}. {_raise(size)}")
+        raise error(f"{what} would take {_shown(size)}; allowed: {_shown(most_bytes())}. {_raise(size)}")
 
 
 def check_unpacked(size: int, stored: int, what: str) -> None:

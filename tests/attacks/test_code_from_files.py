@@ -25,7 +25,6 @@ from torch import nn
 import fedfac
 from fedfac import exported
 from fedfac.cli import main
-from fedfac.conformance import small_model
 from fedfac.errors import ConfigError
 from fedfac.split import Split
 from fedfac.state import state_of, to_bytes
@@ -156,7 +155,9 @@ def test_an_exported_folder() -> None:
     assert ran()
 
 
-@pytest.mark.parametrize("name", ["torch.hub:load", "os:system", "subprocess:call", "evil_networks:pathlib.os", ":", "a:"])
+@pytest.mark.parametrize(
+    "name", ["torch.hub:load", "os:system", "subprocess:call", "evil_networks:pathlib.os", ":", "a:"]
+)
 def test_an_exported_folder_with_a_function_of_an_installed_package(name: str) -> None:
     _exported(name, hidden=None, repo_or_dir=".", model="build", source="local", command="touch called")
     Path("hubconf.py").write_text(EVIL)

@@ -9,16 +9,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from fedfac import methods, models
 from fedfac.choosing.candidates import options_known
-from fedfac.config import TYPED_SECTIONS, merged, read_toml, value_type
+from fedfac.config import TYPED_SECTIONS, Config, merged, read_toml, value_type
 from fedfac.errors import ConfigError
+from fedfac.limits import fitting
 from fedfac.options import reader
 
 if TYPE_CHECKING:
     from fedfac.observers import Observer
+
+Kind = TypeVar("Kind")
 
 
 def add_experiment_flags(parser: argparse.ArgumentParser) -> None:
@@ -120,10 +123,18 @@ def read_config(arguments: argparse.Namespace, *, methods_asked: str | None = No
     return merged(tables, flags)
 
 
+def table_of(tables: dict[str, Any], name: str, kind: type[Kind]) -> Kind:
+    """A table that only one command reads, taken out of the others."""
+    found = tables.pop(name, {})
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{name} is {found!r}; it must be a table, [{name}]")
+    return fitting(found, kind, f"[{name}]")
+
+
 def of_one_method(tables: dict[str, Any]) -> dict[str, Any]:
     """The tables for a single method: of a file for a comparison, without the options of the other methods."""
     if tables.pop("compare", None) is not None:
-        name = tables.get("method", {}).get("name", "fedfac")
+        name = Config.from_dict({"method": tables.get("method", {})}).method_name
         known = options_known() if name == methods.AUTO else methods.options_of(name)
         tables["method"] = {k: v for k, v in tables.get("method", {}).items() if k == "name" or k in known}
     return tables

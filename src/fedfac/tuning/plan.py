@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from fedfac import experiment, methods
 from fedfac.anatomy import Anatomy
@@ -14,6 +16,7 @@ from fedfac.config import Config
 from fedfac.data.federation import Federation
 from fedfac.errors import ConfigError, DataError, RunError, did_you_mean
 from fedfac.factor import check_kappa
+from fedfac.limits import read_json
 from fedfac.method import at_least_one
 from fedfac.options import layer_keys
 from fedfac.preflight import json_like
@@ -29,6 +32,25 @@ VALIDATION_SHARE = 0.2
 TRIALS = 30
 
 Value = str | float
+
+
+class Space(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """[tune] in a config file: the values to try."""
+
+    layers: list[str | list[str | int]] = []
+    tau: list[str | float] = []
+    kappa: list[float] = []
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is written down of a search."""
+
+    tables: dict[str, dict[str, Any]]
+    space: dict[Literal["layers", "tau", "kappa"], list[str | float]]
+    mode: Literal["stages", "joint"]
+    trials: int
+    auto: bool
+    metric: Literal["accuracy", "loss"]
 
 
 @dataclass(frozen=True)
@@ -168,13 +190,8 @@ def is_search(out: Path) -> bool:
 
 
 def _read(out: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((out / PLAN).read_text())
-        if not isinstance(found, dict) or not {"tables", "space", "mode", "trials", "auto", "metric"} <= found.keys():
-            raise ValueError("it is not a search")
-    except (OSError, ValueError) as error:
-        raise RunError(f"{out / PLAN} cannot be read ({error}); nothing was changed") from error
-    return found
+    plan: dict[str, Any] = msgspec.to_builtins(read_json(out / PLAN, Plan, what="a search", error=RunError))
+    return plan
 
 
 def _tunable(config: Config) -> list[str]:

@@ -262,7 +262,11 @@ def _helpers(search: Search, number: int, lanes: int | None, device: str | None)
     context = multiprocessing.get_context("spawn")  # a fork would copy PyTorch's threads half-way
     stop = context.Event()
     helpers = [
-        context.Process(target=_help, args=(str(search.out), search.config.trust_code, lanes, device, stop, os.getpid()), daemon=True)
+        context.Process(
+            target=_help,
+            args=(str(search.out), search.config.trust_code, lanes, device, stop, os.getpid()),
+            daemon=True,
+        )
         for _ in range(number)
     ]
     for helper in helpers:
