@@ -387,7 +387,7 @@ def _expand(out: Path, wanted: Mapping[str, Any], *, trust_code: bool) -> Compar
     alone = _alone(wanted)
     number = len(settings) * len(labels) * len(seeds)
     if number > MOST_CELLS:
-        raise ConfigError(f"methods × settings × seeds are {number} runs; allowed: {MOST_CELLS}. Vary less at a time")
+        raise ConfigError(f"methods × settings × seeds are more than {MOST_CELLS} runs: vary less at a time")
     cells = []
     for (setting, overrides), label, seed in itertools.product(settings, labels, seeds):
         name, own = parse_method(label)

@@ -172,6 +172,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
                 raise ValueError(f"line {number} has {line.count('.')} dots; allowed: {_DOTS}")
         tables = tomllib.loads(text)
         check_depth(tables)
+        for name, table in tables.items():
+            if not isinstance(table, Mapping):
+                raise ValueError(f"{printable(name)} is {printable(table)}; it must be a table, [{printable(name)}]")
     except FileNotFoundError as error:
         raise ConfigError(f"there is no config file {path}") from error
     except (OSError, ValueError, RecursionError) as error:

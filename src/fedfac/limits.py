@@ -1,8 +1,8 @@
 """Bounds on what a file may make of memory, and the reading of small JSON files.
 
 A data set may take ``FEDFAC_MAX_BYTES`` bytes once it is read (default: 8 GiB, or half of the machine's memory if that
-is less). Without that variable, what a file unpacks to must also be below 1 GiB or below a hundred times the file: small
-files that fill the memory are meant to. Sizes are compared before anything of that size is allocated.
+is less). Without that variable, what a file unpacks to must also be below 1 GiB or below a hundred times the file's
+own size. Sizes are compared before anything of that size is allocated.
 """
 
 from __future__ import annotations

@@ -76,9 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     first = Config.from_dict({"train": asked.get("train", {})}).train.seed
     chosen: int | None = getattr(arguments, "train.seed")
     if arguments.seeds is None:
-        seeds = (
-            ([first] if grid.seeds is None else grid.seeds) if chosen is None else [chosen]
-        )  # a flag outweighs a file
+        planned = [first] if grid.seeds is None else grid.seeds
+        seeds = planned if chosen is None else [chosen]  # a flag outweighs a file
     else:
         seeds = _seeds(arguments.seeds, first)
         if "," in arguments.seeds and chosen is not None:

@@ -125,10 +125,7 @@ def read_config(arguments: argparse.Namespace, *, methods_asked: str | None = No
 
 def table_of(tables: dict[str, Any], name: str, kind: type[Kind]) -> Kind:
     """A table that only one command reads, taken out of the others."""
-    found = tables.pop(name, {})
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"{name} is {found!r}; it must be a table, [{name}]")
-    return fitting(found, kind, f"[{name}]")
+    return fitting(tables.pop(name, {}), kind, f"[{name}]")
 
 
 def of_one_method(tables: dict[str, Any]) -> dict[str, Any]:
