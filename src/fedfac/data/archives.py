@@ -18,7 +18,8 @@ from torch import Tensor
 from fedfac.data.images import Bytes, ImageSet, Labels, check_labels, damaged
 from fedfac.errors import DataError
 
-_LARGEST = 2**29  # bytes of a member; the largest real one has 155 million
+_LARGEST = 2**28  # bytes of a member; the largest real one has 155 million
+_WHOLE = 2**28  # bytes of an archive that is unpacked; the largest real one has 186 million
 
 
 def read_archive(path: Path, members: Sequence[str], images: ImageSet) -> dict[str, Tensor]:
@@ -26,7 +27,10 @@ def read_archive(path: Path, members: Sequence[str], images: ImageSet) -> dict[s
     read = _read_records if path.name.endswith("-binary.tar.gz") else _read_pickle
     parts: dict[str, tuple[Bytes, Labels]] = {}
     try:
-        with gzip.open(path) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
+        with (
+            gzip.open(path) as unpacked,
+            tarfile.open(fileobj=(stream := _Bounded(unpacked, path)), mode="r|") as archive,  # type: ignore[call-overload]
+        ):
             for member in archive:
                 name = _member_name(path, member)
                 if name not in members:
@@ -38,12 +42,29 @@ def read_archive(path: Path, members: Sequence[str], images: ImageSet) -> dict[s
                 check_labels(parts[name][1], f"{path}, {name}, record", 0, images)
             while stream.read(2**20):  # to the end, where the checksum is
                 pass
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+    except DataError:
+        raise
+    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, OverflowError) as error:
         raise DataError(damaged(path, "a gzipped tar archive", error)) from error
     absent = [name for name in members if name not in parts]
     if absent:
         raise DataError(f"{path} lacks {', '.join(absent)}; fetch the official {path.name} again")
     return _joined([parts.pop(name) for name in members], images)
+
+
+class _Bounded:
+    """A stream that ends in an error where no official archive goes on."""
+
+    def __init__(self, stream: gzip.GzipFile, path: Path) -> None:
+        self._stream, self._path, self._read = stream, path, 0
+
+    def read(self, size: int) -> bytes:
+        """At most ``size`` bytes."""
+        if self._read + size > _WHOLE + 2**20:
+            raise DataError(f"{self._path} unpacks to more than {_WHOLE} bytes: this is not the official archive")
+        content = self._stream.read(size)
+        self._read += len(content)
+        return content
 
 
 def _joined(parts: list[tuple[Bytes, Labels]], images: ImageSet) -> dict[str, Tensor]:
