@@ -42,7 +42,7 @@ from fedfac.data.files import Source, find
 from fedfac.data.leaf import Windows, users_of
 from fedfac.data.samples import Samples
 from fedfac.errors import ConfigError, DataError
-from fedfac.limits import check_memory, check_name
+from fedfac.limits import check_memory, check_name, check_unpacked
 from fedfac.words import printable
 
 Codes = npt.NDArray[np.uint8]
@@ -382,8 +382,10 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path, read_dictionary=list(columns)) as file:
+        size = 0
         for batch in file.iter_batches(_BATCH, columns=list(columns)):
-            check_memory(sum(_length(batch[name]) for name in columns), f"{path}: {batch.num_rows} rows")
+            size += sum(_length(batch[name]) for name in columns)
+            check_unpacked(size, path.stat().st_size, str(path))
             yield pa.RecordBatch.from_arrays([_as_strings(batch[name]) for name in columns], names=list(columns))
 
 
