@@ -76,6 +76,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     names = [printable(one) for one in known]
     close = get_close_matches(printable(name), names[:_COMPARED], n=3, cutoff=0.6)
     if close:
-        return f"Did you mean {' or '.join(repr(c) for c in close)}?"
+        near = [f"'{name}'" for name in close]
+        return f"Did you mean {' or '.join(near)}?"
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return f"Known: {', '.join(names[:_LISTED]) if names else 'none'}{more}."

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from fedfac.errors import ConfigError, DataError, FedfacError, did_you_mean
-from fedfac.words import printable
+from fedfac.words import quoted
 
 VARIABLE = "FEDFAC_MAX_BYTES"
 MOST = 8 * 2**30
@@ -56,7 +56,7 @@ def check_name(name: str, what: str) -> str:
     """A name that can be held a million times over, and told from others."""
     if len(name) > NAME or "\0" in name:
         why = "a NUL character in it" if "\0" in name else f"{len(name)} characters"
-        raise DataError(f"{what} {printable(name)!r} has {why}; allowed: {NAME} characters, none of them NUL")
+        raise DataError(f"{what} {quoted(name)} has {why}; allowed: {NAME} characters, none of them NUL")
     return name
 
 
@@ -84,7 +84,7 @@ def fitting(value: Mapping[str, Any], kind: type[Kind], where: str) -> Kind:
     known = [field.encode_name for field in msgspec.structs.fields(kind)]  # type: ignore[arg-type]
     for key in value:
         if key not in known:
-            raise ConfigError(f"unknown key {printable(key)!r} in {where}. {did_you_mean(key, known)}")
+            raise ConfigError(f"unknown key {quoted(key)} in {where}. {did_you_mean(key, known)}")
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError) as wrong:

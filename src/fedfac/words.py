@@ -22,10 +22,26 @@ def printable(text: object, most: int = NAME) -> str:
     return shown if len(shown) <= most else shown[: max(0, most - 3)] + "..."
 
 
+def quoted(text: object, most: int = NAME) -> str:
+    """A name from outside in quotes, as :func:`printable` shows it."""
+    return f"'{printable(text, most)}'"
+
+
 def message(text: str, most: int = MESSAGE) -> str:
     """An error's text: lines stay lines, other control characters are escaped, and its length is bounded."""
     shown = "".join(c if c in "\n\t" else _escaped(c) for c in text[:most])
     return shown if len(text) <= most else f"{shown}... ({len(text) - most} characters more)"
+
+
+def unstyled(text: object, most: int = NAME) -> str:
+    r"""The same for ``rich``, which takes words in square brackets for a style.
+
+    >>> unstyled("ward [red]7\x1b")
+    'ward \\[red]7\\x1b'
+    """
+    from rich.markup import escape
+
+    return escape(printable(text, most))
 
 
 def file_stem(text: str, most: int = 120) -> str:

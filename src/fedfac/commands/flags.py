@@ -17,6 +17,7 @@ from fedfac.config import TYPED_SECTIONS, Config, merged, read_toml, value_type
 from fedfac.errors import ConfigError
 from fedfac.limits import fitting
 from fedfac.options import reader
+from fedfac.words import file_stem
 
 if TYPE_CHECKING:
     from fedfac.observers import Observer
@@ -146,7 +147,7 @@ def check_epochs(epochs: int | None) -> None:
 def free_folder(stem: str) -> Path:
     """The next ``runs/STEM-N`` that does not exist."""
     number = 1
-    while (path := Path("runs") / f"{stem}-{number}").exists():
+    while (path := Path("runs") / f"{file_stem(stem)}-{number}").exists():
         number += 1
     return path
 

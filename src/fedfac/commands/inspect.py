@@ -13,6 +13,7 @@ from fedfac.commands.show import last_newcomers, newcomers_line, print_choice
 from fedfac.records import method_used
 from fedfac.run import RunDirectory
 from fedfac.split import Split, mask_text
+from fedfac.words import unstyled
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -70,9 +71,10 @@ def show(facts: dict[str, Any], top: int) -> None:
     """Print it for people."""
     console = Console(highlight=False)
     method = dict(facts["method"])
-    options = ", ".join(f"{k}={v}" for k, v in method.items() if k != "name")
+    options = ", ".join(f"{unstyled(k)}={unstyled(v)}" for k, v in method.items() if k != "name")
     done, asked = facts["rounds"]
-    console.print(f"[bold]{method['name']}[/bold] ({options})" if options else f"[bold]{method['name']}[/bold]")
+    name = unstyled(method["name"])
+    console.print(f"[bold]{name}[/bold] ({options})" if options else f"[bold]{name}[/bold]")
     console.print(f"round {done} of {asked}")
     if facts["choice"]:
         print_choice(facts["choice"])
@@ -82,9 +84,10 @@ def show(facts: dict[str, Any], top: int) -> None:
     if facts["newcomers"]:
         console.print(newcomers_line(facts["newcomers"]))
     for number, clients in facts["left_out"].items():
-        console.print(f"round {number} went without {', '.join(f'{c} ({why})' for c, why in clients.items())}")
+        absent = ", ".join(f"{unstyled(client)} ({unstyled(why, 200)})" for client, why in clients.items())
+        console.print(f"round {number} went without {absent}")
     for layer, entry in facts["layers"].items():
-        console.print(f"\n[bold]{layer}[/bold]: {entry['shared']} of {entry['elements']} elements shared")
+        console.print(f"\n[bold]{unstyled(layer)}[/bold]: {entry['shared']} of {entry['elements']} elements shared")
         console.print(f"  {entry['mask'].translate({48: '░', 49: '█'})}  (█ shared, ░ personal)", soft_wrap=True)
         if "factors" in entry:
             ended = entry.get("stopped") or ("converged" if entry["converged"] else "not converged")
@@ -100,7 +103,7 @@ def show(facts: dict[str, Any], top: int) -> None:
     if facts["layers"] and facts["anew"]:
         console.print("\npersonal elements are trained by all; a client makes its own of them before it predicts")
     if facts["personal_tensors"]:
-        console.print(f"\nwholly personal: {', '.join(facts['personal_tensors'])}", soft_wrap=True)
+        console.print(f"\nwholly personal: {', '.join(map(unstyled, facts['personal_tensors']))}", soft_wrap=True)
     if facts["clients"]:
         console.print(_client_table(facts["clients"], top))
 
@@ -128,5 +131,5 @@ def _client_table(clients: list[dict[str, Any]], top: int) -> Table:
             table.add_row("...", "", "", "")
         else:
             accuracy = "-" if row["accuracy"] is None else f"{row['accuracy']:.3f}"
-            table.add_row(str(row["client"]), str(row["samples"]), accuracy, f"{row['loss']:.3f}")
+            table.add_row(unstyled(row["client"]), str(row["samples"]), accuracy, f"{row['loss']:.3f}")
     return table

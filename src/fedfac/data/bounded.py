@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fedfac.errors import DataError, FedfacError
 from fedfac.limits import check_memory, check_unpacked
-from fedfac.words import printable
+from fedfac.words import printable, quoted
 
 MOST_COLUMNS = 100_000
 _CHUNK = 2**20
@@ -95,7 +95,7 @@ def _width(path: Path, field: Any) -> float:
 
     if types.is_nested(field.type):
         raise DataError(
-            f"{path}, column {printable(field.name)!r} is of type {printable(field.type)}; allowed: numbers, truth "
+            f"{path}, column {quoted(field.name)} is of type {printable(field.type)}; allowed: numbers, truth "
             "values, text. Convert it or drop it"
         )
     try:
@@ -153,7 +153,7 @@ def npz_arrays(path: Path, wanted: Iterable[str]) -> dict[str, npt.NDArray[Any]]
         with zipfile.ZipFile(path) as archive:
             found = sorted(name.removesuffix(".npy") for name in archive.namelist())
             if twice := sorted({name for name in found if found.count(name) > 1}) if len(found) < 1000 else found:
-                raise ValueError(f"it has several arrays {printable(twice[0])!r}")
+                raise ValueError(f"it has several arrays {quoted(twice[0])}")
             if missing := set(wanted) - set(found):
                 raise DataError(
                     f"{path} has the arrays {[printable(n) for n in found[:20]]}; wanted: {sorted(wanted)}"

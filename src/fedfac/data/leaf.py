@@ -19,7 +19,7 @@ from torch import Tensor
 from fedfac.data.images import ImageSet, check_labels
 from fedfac.errors import DataError
 from fedfac.limits import check_memory, check_name, file_bytes, most_bytes, reason
-from fedfac.words import printable
+from fedfac.words import quoted
 
 Kind = TypeVar("Kind")
 
@@ -62,7 +62,7 @@ def users_of(path: Path, kind: type[Kind], wanted: str) -> Iterator[tuple[str, K
         try:
             yield user, msgspec.json.decode(content.user_data[user], type=kind)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}: user {printable(user)!r} needs {wanted}: {reason(error)}") from error
+            raise DataError(f"{path}: user {quoted(user)} needs {wanted}: {reason(error)}") from error
 
 
 def _check_users(path: Path, content: File, users: Sequence[str]) -> None:
@@ -70,9 +70,9 @@ def _check_users(path: Path, content: File, users: Sequence[str]) -> None:
     for user, times in Counter(users).items():
         if times > 1 or user not in content.user_data:
             what = f"is listed {times} times" if times > 1 else "has no data"
-            raise DataError(f"{path}: user {printable(user)!r} {what}; wanted: every user once, in 'user_data', too")
+            raise DataError(f"{path}: user {quoted(user)} {what}; wanted: every user once, in 'user_data', too")
     if others := content.user_data.keys() - set(users):
-        raise DataError(f"{path}: user {printable(min(others))!r} has data and is not listed in 'users'")
+        raise DataError(f"{path}: user {quoted(min(others))} has data and is not listed in 'users'")
     if content.num_samples is not None and len(content.num_samples) != len(users):
         raise DataError(f"{path} has {len(users)} users and {len(content.num_samples)} entries in 'num_samples'")
 
@@ -84,7 +84,7 @@ def read_images(files: Sequence[Path], images: ImageSet) -> dict[str, Tensor]:
     size = int(np.prod(images.shape))
     for path in files:
         for user, data in users_of(path, Drawings, f"'x', a list of {size} pixels a sample, and 'y', labels"):
-            where = f"{path}: user {printable(user)!r}"
+            where = f"{path}: user {quoted(user)}"
             pixels, labels = _arrays(where, data, size)
             check_labels(labels, f"{where}, sample", 0, images)
             inputs.append(torch.from_numpy((pixels * 255).round().astype(np.uint8)).reshape(-1, *images.shape))

@@ -32,7 +32,7 @@ from fedfac.data.pool import ArrayPool
 from fedfac.data.samples import Samples, class_order
 from fedfac.errors import ConfigError, DataError, did_you_mean
 from fedfac.limits import check_memory, check_name
-from fedfac.words import printable
+from fedfac.words import printable, quoted
 
 Numbers = npt.NDArray[np.float64]
 Features = npt.NDArray[np.float32]
@@ -68,10 +68,10 @@ def csv_or_parquet(
 
     table = _read(path, wanted)
     check_memory(8 * table.num_rows * len(features), f"{path}, {len(features)} columns")
-    made = [_feature(table[name], f"{path}, column {printable(name)!r}") for name in features]
+    made = [_feature(table[name], f"{path}, column {quoted(name)}") for name in features]
     inputs = np.concatenate(made, axis=1)
-    targets, names = _targets(table[label], f"{path}, label {printable(label)!r}", classes)
-    owners = None if client is None else _owners(table[client], f"{path}, client {printable(client)!r}")
+    targets, names = _targets(table[label], f"{path}, label {quoted(label)}", classes)
+    owners = None if client is None else _owners(table[client], f"{path}, client {quoted(client)}")
     return _samples(path.stem, ArrayPool(torch.from_numpy(inputs), targets), names, owners)
 
 

@@ -43,7 +43,7 @@ from fedfac.data.leaf import Windows, users_of
 from fedfac.data.samples import Samples
 from fedfac.errors import ConfigError, DataError
 from fedfac.limits import check_memory, check_name, check_unpacked
-from fedfac.words import printable
+from fedfac.words import quoted
 
 Codes = npt.NDArray[np.uint8]
 Parts = dict[str, tuple[Index, Index]]
@@ -323,7 +323,7 @@ def _leaf_users(path: Path) -> Iterator[tuple[str, tuple[list[str], list[str]]]]
     wanted = "lists 'x' and 'y' of texts, one y for every x"
     for user, data in users_of(path, Windows, wanted):
         if len(data.x) != len(data.y):
-            raise DataError(f"{path}: user {printable(user)!r} needs {wanted}: it has {len(data.x)} and {len(data.y)}")
+            raise DataError(f"{path}: user {quoted(user)} needs {wanted}: it has {len(data.x)} and {len(data.y)}")
         yield user, (data.x, data.y)
 
 
