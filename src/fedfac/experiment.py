@@ -47,8 +47,8 @@ class Recorded(msgspec.Struct, frozen=True):
     class Settings(msgspec.Struct, frozen=True):
         """Of a run."""
 
-        clients: Annotated[int, msgspec.Meta(ge=1)]
-        newcomers: float
+        clients: Annotated[int, msgspec.Meta(ge=1, le=10**8)]
+        newcomers: Annotated[float, msgspec.Meta(ge=0, lt=1)]
         seed: int
         method: dict[str, Any]
         local: dict[str, Any]
@@ -152,6 +152,18 @@ def _said(path: str | Path, found: Mapping[str, Any], kind: type[Kind]) -> Kind:
         ) from error
 
 
+def _warmup(method: Mapping[str, Any]) -> int:
+    rounds = method.get("warmup", 0)
+    return rounds if isinstance(rounds, int) else 0
+
+
+def _local(path: str | Path, said: Mapping[str, Any], loss: Loss) -> Local:
+    try:
+        return Local(**{**said, "loss": loss})
+    except TypeError as error:
+        raise RunError(f"{Path(path) / 'config.json'} is no run's config: {error}; nothing was changed") from error
+
+
 def load(
     path: str | Path,
     model: nn.Module | None = None,
@@ -203,7 +215,7 @@ def load(
     split = Split.from_json(recorded.split)
     if plan is not None:
         split = plan.split_in(saved.round, saved.masks)
-    elif saved.round <= settings.method.get("warmup", 0) > 0:
+    elif saved.round <= _warmup(settings.method) > 0:
         split = Split(split.shapes)
     else:
         split = split.with_masks(saved.masks)
@@ -220,7 +232,7 @@ def load(
         finished=saved.round >= recorded.rounds,
         seed=settings.seed,
         plan=plan,
-        local=Local(**{**settings.local, "loss": loss}) if same_loss else None,
+        local=_local(path, settings.local, loss) if same_loss else None,
         federation=federation,
         newcomers=hold_out_newcomers(settings.clients, settings.newcomers, settings.seed)[1],
     )

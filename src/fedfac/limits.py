@@ -63,8 +63,9 @@ def check_name(name: str, what: str) -> str:
 def file_bytes(path: Path, most: int = SETTINGS) -> bytes:
     """The content of a file that is small; OSError as it comes."""
     with path.open("rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
+        size = os.fstat(file.fileno()).st_size or SETTINGS  # a pipe has no size
+        content = file.read(min(size, most) + 1)
+    if len(content) > min(size, most):
         raise ValueError(f"it has more than {_shown(most)}")
     return content
 

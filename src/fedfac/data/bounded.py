@@ -86,7 +86,9 @@ def parquet_table(path: Path, wanted: Callable[[Sequence[str]], Sequence[str]]) 
         texts = [field.name for field in fields if is_text(field.type) or is_bytes(field.type)]
         check_unpacked(max(rows, 0) * width + (max(stored, 0) if texts else 0), path.stat().st_size, str(path))
         with pq.ParquetFile(path, read_dictionary=texts) as file:
-            return file.read(columns=columns)
+            table = file.read(columns=columns)
+        table.validate(full=True)  # a damaged page may hold numbers of texts that there are not
+        return table
 
 
 def _width(path: Path, field: Any) -> float:

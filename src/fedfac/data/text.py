@@ -384,6 +384,7 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Any]:
     with pq.ParquetFile(path, read_dictionary=list(columns)) as file:
         size = 0
         for batch in file.iter_batches(_BATCH, columns=list(columns)):
+            batch.validate(full=True)
             size += sum(_length(batch[name]) for name in columns)
             check_unpacked(size, path.stat().st_size, str(path))
             yield pa.RecordBatch.from_arrays([_as_strings(batch[name]) for name in columns], names=list(columns))
