@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from fedfac import __version__
 from fedfac.engine.flower import data as node_data
@@ -23,7 +24,7 @@ from fedfac.split import mask_of
 from fedfac.state import references, to_bytes
 
 
-def export(base: Path, out: Path, *, run: str | None = None, client: str | None = None) -> dict[str, object]:
+def export(base: Path, out: Path, *, run: str | None = None, client: str | None = None) -> dict[str, Any]:
     """Write the model of a client to ``out``; returns what its config says."""
     run, client = _chosen(base, run, client)
     folder = Folder(base, run, client)

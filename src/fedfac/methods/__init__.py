@@ -14,6 +14,7 @@ from fedfac.methods.fedem import fedem
 from fedfac.methods.fedfac import all_personal, fedfac, fedfac_plus, given_split, random_split, variance_split
 from fedfac.methods.layerwise import fedbabu, fedbn, fedper, fedrep, lg_fedavg
 from fedfac.methods.twin import apfl, ditto, pfedme
+from fedfac.options import check_value
 
 METHODS: Mapping[str, Callable[..., Method]] = {
     "fedavg": fedavg,
@@ -65,6 +66,7 @@ def build(name: str, options: Mapping[str, Any] | None = None) -> Method:
     for key in options or {}:
         if key not in known:
             raise ConfigError(f"method {name!r} has no option {key!r}. {did_you_mean(key, known)}")
+        check_value(f"method {name!r}", key, (options or {})[key], known[key])
     return METHODS[name](**(options or {}))
 
 
