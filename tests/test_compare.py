@@ -7,6 +7,7 @@ import io
 import json
 import re
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from fedfac import comparison, experiment, tables
 from fedfac.cli import main
-from fedfac.comparison import Comparison
+from fedfac.comparison import Cell, Comparison
 from fedfac.errors import ConfigError, RunError
 from fedfac.report import facts as report_facts
 from fedfac.run import RunDirectory
@@ -79,6 +80,22 @@ def test_going_on_trains_only_what_is_missing(trained: Comparison) -> None:
     assert comparison.train(again) == {}
     assert comparison.load(trained.out) == trained
     assert {cell.folder: (cell.folder / "state.sqlite").stat().st_mtime_ns for cell in trained.cells} == stamps
+
+
+def test_a_cell_that_another_process_finishes_meanwhile_gets_no_further_round(tmp_path: Path) -> None:
+    planned = comparison.plan(
+        tmp_path / "c",
+        methods=["fedavg", "fedper"],
+        tables={"data": {"clients": 6}, "train": {"rounds": 2, "cohort": 3, "epochs": 1}},
+    )
+    first, second = planned.cells
+
+    def faster(cells: Sequence[Cell]) -> None:
+        if first in cells:
+            experiment.session(second.config, out=second.folder, lanes=1).drive()
+
+    assert comparison.train(planned, lanes=1, on_cells=faster) == {}
+    assert [comparison.rounds_done(cell) for cell in planned.cells] == [2, 2]
 
 
 def test_another_comparison_in_the_same_folder_is_refused(trained: Comparison) -> None:

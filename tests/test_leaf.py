@@ -48,7 +48,7 @@ def test_users_pixels_and_labels_are_exact(tmp_path: Path) -> None:
     ("content", "words"),
     [
         ('{"users": ["a"', "is not JSON"),
-        ("[1, 2]", "has list; wanted: LEAF's 'users'"),
+        ("[1, 2]", "got `array`; wanted: LEAF's 'users'"),
         ('{"user_data": {"a": {"x": [[0.5, 0.5]], "y": [1]}}}', "user 'a' needs 'x', a list of 784 pixels a sample"),
         (json.dumps({"user_data": {"a": {"x": [[0.5] * 784], "y": [1, 2]}}}), "has 1 images and labels of shape (2,)"),
         (json.dumps({"user_data": {"a": {"x": [[0.5] * 784], "y": [1.5]}}}), "one whole number each"),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import message
 from torch import nn
 
 import fedfac
 from fedfac import methods
 from fedfac.cli import main
 from fedfac.conformance import small_federation, small_model
+from fedfac.errors import ConfigError, RunError
 from fedfac.methods import METHODS
 from fedfac.records import method_used
 from fedfac.report import facts
@@ -25,7 +28,7 @@ def plain_model() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "settled"),
+    ("name", "options", "resolved"),
     [
         ("fedfac-plus", {}, {"proximal": 0.01}),
         ("fedfac-plus", {"proximal": 0.5}, {}),
@@ -42,14 +45,14 @@ def plain_model() -> nn.Module:
     ],
 )
 def test_a_run_records_what_was_left_open(
-    tmp_path: Path, name: str, options: dict[str, float], settled: dict[str, float]
+    tmp_path: Path, name: str, options: dict[str, float], resolved: dict[str, float]
 ) -> None:
     method = methods.build(name, options)
     fedfac.fit(plain_model(), small_federation(), method=method, rounds=1, epochs=EPOCHS, out=tmp_path / "r")
     config = read_config(tmp_path / "r")
-    assert config["settled"] == settled
-    assert method_used(config) == {**config["settings"]["method"], **settled}
-    assert all(config["settings"]["method"][option] is None for option in settled)  # as asked: resuming compares that
+    assert config["resolved"] == resolved
+    assert method_used(config) == {**config["settings"]["method"], **resolved}
+    assert all(config["settings"]["method"][option] is None for option in resolved)  # as asked: resuming compares that
 
 
 @pytest.mark.parametrize("name", list(METHODS))
@@ -68,12 +71,19 @@ def test_the_network_decides_and_people_are_told(tmp_path: Path, capsys: pytest.
         assert dict(run["options"])["proximal"] == mu
 
 
-def test_a_run_from_before_goes_on(tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
     out = tmp_path / "r"
     settings: dict[str, Any] = {"method": methods.fedfac_plus(), "epochs": 1, "out": out}
     fedfac.fit(plain_model(), small_federation(), rounds=1, **settings)
-    text = (out / "config.json").read_text()
-    assert '"settled"' in text
-    (out / "config.json").write_text(text.replace('"settled"', '"of no meaning"'))
-    assert method_used(read_config(out))["proximal"] is None
-    assert fedfac.fit(plain_model(), small_federation(), rounds=2, resume=True, **settings).finished
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({**config, "format": 1, "version": "0.1.0"}))
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.name != "lock"}
+    said = message(RunError, lambda: fedfac.fit(plain_model(), small_federation(), rounds=2, resume=True, **settings))
+    assert "was written in run format 1" in said
+    assert "Use the version that wrote it (0.1.0), or train it again" in said
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.name != "lock"} == before
+
+
+def test_options_that_have_another_name_now_are_told() -> None:
+    said = message(ConfigError, lambda: methods.build("fedper", {"refresh_epochs": 3}))
+    assert said == "the option 'refresh_epochs' is called 'refresh' since version 0.2"

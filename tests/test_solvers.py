@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pytest
 from helpers import message
-from loopback import RUN, deployment, over_the_wire
 from recording import moments_of_a_run
 
-import fedfac
-from fedfac import comparison, experiment, methods
-from fedfac.cli import main
-from fedfac.deploy.export import export
-from fedfac.engine.flower.folder import Folder
+from fedfac import methods
 from fedfac.errors import ConfigError
-from fedfac.exported import CONFIG, WEIGHTS
 from fedfac.moments import Moments
-from fedfac.rules import Asked, FactorRule, Memory, Threshold, with_new_names
-from fedfac.run import RunDirectory
-from fedfac.state import from_bytes, references, same
+from fedfac.rules import Asked, FactorRule, Memory, Threshold
 
 Matrix = npt.NDArray[np.float64]
 HALF = Threshold.parse("50%")
@@ -86,85 +74,6 @@ def test_both_solvers_reach_the_limit_at_a_low_kappa_and_neither_does_at_the_def
     assert each_other >= 0.96 if kappa <= 0.3 else each_other <= 0.95, each_other
 
 
-def test_the_names_of_earlier_versions_are_answered_with_todays() -> None:
-    said = message(ConfigError, lambda: methods.fedfac(solver="exact"))
-    assert said == (
-        "solver is 'exact', which is called 'cold' now: 'warm' goes on from the last round's communalities, 'cold' "
-        "begins anew every round and is no more exact. Write solver='cold'"
-    )
-    assert "called 'warm' now" in message(ConfigError, lambda: methods.fedfac_plus(solver="fast"))
-    assert "called 'warm' now" in message(ConfigError, lambda: FactorRule({}, {}, solver="fast"))
-
-
-FLAGS = [
-    "--data",
-    "digits",
-    "--clients",
-    "12",
-    "--method",
-    "fedfac",
-    "--layers",
-    "fc1",
-    "--cohort",
-    "4",
-    "--epochs",
-    "1",
-]
-
-
-@pytest.mark.parametrize(("then", "now"), [("exact", "cold"), ("fast", "warm")])
-def test_a_run_of_an_earlier_version_is_resumed_and_loaded(then: str, now: str, tmp_path: Path) -> None:
-    """Its config.json has the old name in two places; nothing of the run is lost."""
-    out = tmp_path / "run"
-    assert main(["run", *FLAGS, "--solver", now, "--rounds", "3", "--out", str(tmp_path / "straight")]) == 0
-    assert main(["run", *FLAGS, "--solver", now, "--rounds", "2", "--out", str(out)]) == 0
-    config = json.loads((out / "config.json").read_text())
-    assert config["settings"]["method"]["solver"] == config["origin"]["method"]["solver"] == now
-    config["settings"]["method"]["solver"] = config["origin"]["method"]["solver"] = then
-    (out / "config.json").write_text(json.dumps(config))
-    loaded = fedfac.load(out)
-    assert loaded.plan is not None
-    assert experiment.config_of(out).method_options["solver"] == now
-    assert main(["resume", str(out), "--rounds", "3"]) == 0
-    saved, straight = RunDirectory.read(out), RunDirectory.read(tmp_path / "straight")
-    assert saved.records() == straight.records()
-    ours, theirs = saved.checkpoint(), straight.checkpoint()
-    assert ours is not None
-    assert theirs is not None
-    assert same(ours.server, theirs.server)
-
-
-def test_a_model_of_an_earlier_version_is_exported_and_loaded(tmp_path: Path) -> None:
-    """A node's folder and an exported model remember how the method was asked for."""
-    over_the_wire(deployment("fedfac", method__solver="cold", train__rounds=1), tmp_path)
-    folder = Folder(tmp_path / "1", RUN, "1")
-    found = folder.model()
-    assert found is not None
-    about, server = found
-    assert about["run"]["method.solver"] == "cold"
-    folder.set_model({**about, "run": {**about["run"], "method.solver": "exact"}}, server)
-    export(tmp_path / "1", tmp_path / "model")
-    path = tmp_path / "model" / CONFIG
-    config = json.loads(path.read_text())
-    assert config["method"]["solver"] == "cold"
-    config["method"]["solver"] = "exact"
-    path.write_text(json.dumps(config))
-    assert same(
-        references(fedfac.load(tmp_path / "model").model("1")), from_bytes((path.parent / WEIGHTS).read_bytes())
-    )
-
-
-def test_a_comparison_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
-    tables = {"data": {"clients": 8}, "train": {"rounds": 1}, "method": {"solver": "cold"}}
-    asked: dict[str, Any] = {"methods": ["fedavg", "fedfac"], "tables": tables, "seeds": [0]}
-    planned = comparison.plan(tmp_path / "grid", **asked)
-    path = tmp_path / "grid" / comparison.PLAN
-    path.write_text(path.read_text().replace('"cold"', '"exact"'))
-    assert '"exact"' in path.read_text()
-    assert comparison.load(tmp_path / "grid").cells == planned.cells
-    assert comparison.plan(tmp_path / "grid", **asked).cells == planned.cells
-
-
-def test_names_are_replaced_where_a_solver_is_named_and_nowhere_else() -> None:
-    found = {"method": {"solver": "fast", "name": "exact"}, "data": {"name": "fast"}, "solver": ["fast"]}
-    assert with_new_names(found) == {**found, "method": {"solver": "warm", "name": "exact"}}
+def test_an_unknown_solver_is_refused_with_those_that_there_are() -> None:
+    for refused in (lambda: methods.fedfac(solver="exact"), lambda: FactorRule({}, {}, solver="fast")):
+        assert "Known: warm, cold" in message(ConfigError, refused)

@@ -381,9 +381,9 @@ def test_a_window_that_the_rows_do_not_have(tmp_path: Path) -> None:
     ("content", "text"),
     [
         ('{"users": ["A"], "user_data": {"A": {"x": ["a', "is not JSON"),
-        ("[1, 2]", "has list; wanted: LEAF's 'users', 'num_samples' and 'user_data'"),
-        ('{"users": ["A"], "data": 1}', "has ['data', 'users']; wanted"),
-        ('{"users": ["A"], "user_data": {}}', "user 'A' needs lists 'x' and 'y'"),
+        ("[1, 2]", "got `array`; wanted: LEAF's 'users', 'num_samples' and 'user_data'"),
+        ('{"users": ["A"], "data": 1}', "missing required field `user_data`"),
+        ('{"users": ["A"], "user_data": {}}', "user 'A' has no data; wanted: every user once"),
         ('{"user_data": {"A": {"x": ["abcde"], "y": []}}}', "one y for every x"),
         ('{"user_data": {"A": {"x": ["abcd"], "y": ["e"]}}}', "user 'A', 'x' number 0: 4 characters; wanted: 5"),
     ],

@@ -379,7 +379,7 @@ def digits_by_number(*, shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def test_layers_whose_names_are_numbers(tmp_path: Path) -> None:
     tables = {"data": {"clients": 6}, "model": {"name": "test_tune:digits_by_number"}, "train": {"rounds": 1}}
-    found = plans.plan(tmp_path / "t", tables=tables, parameters=["layers"])
+    found = plans.plan(tmp_path / "t", tables=tables, parameters=["layers"], trust_code=True)
     assert found.space["layers"] == ("1", "2")
     model, _, _ = experiment.build(found.config)
     chosen = [plans.with_values(found.config, {"layers": value}).method_options["layers"] for value in ("1", "2")]

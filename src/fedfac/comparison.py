@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import statistics
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from torch import nn
 
 from fedfac import evaluate, experiment, methods
@@ -27,19 +27,43 @@ from fedfac.anatomy import Anatomy
 from fedfac.config import TYPED_SECTIONS, Config, merged
 from fedfac.disk import private_folder
 from fedfac.errors import ConfigError, RunError, did_you_mean
+from fedfac.limits import read_json
 from fedfac.methods import check_name, options_of
 from fedfac.options import value_of
 from fedfac.preflight import json_like
 from fedfac.records import Record
 from fedfac.rounds import Session
-from fedfac.rules import with_new_names
 from fedfac.run import RunDirectory, atomic_write, check_same_run
+from fedfac.words import file_stem
 
 PLAN = "comparison.json"
 TIMES = "times.json"
 FAILED = "failed.txt"
 ALONE = "alone"  # the seed that a comparison began with, if it was one: its runs are in folders without a number
 LOWER_IS_BETTER = frozenset({"loss", "std", "mse", "mae", "time", "newcomers_loss"})
+
+
+MOST_CELLS = 10_000
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True):
+    """[compare] in a config file."""
+
+    methods: list[str] = []
+    seeds: list[int] | None = None
+    vary: dict[str, list[str | int | float | bool]] = {}
+    time_rounds: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is written down of a comparison."""
+
+    methods: list[str]
+    seeds: list[int]
+    vary: dict[str, list[str | int | float | bool]]
+    time_rounds: int
+    tables: dict[str, dict[str, Any]]
+    alone: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
 @dataclass(frozen=True)
@@ -84,6 +108,7 @@ def plan(
     seeds: Sequence[int] = (0,),
     vary: Mapping[str, Sequence[Any]] | None = None,
     time_rounds: int = 0,
+    trust_code: bool = False,
 ) -> Comparison:
     """Check every cell, then write down what is compared.
 
@@ -103,7 +128,7 @@ def plan(
         wanted["methods"] = together(there["methods"], methods)
         wanted["seeds"] = together(there["seeds"], seeds)
     wanted[ALONE] = _alone(wanted if there is None else there)
-    comparison = _expand(out, wanted)
+    comparison = _expand(out, wanted, trust_code=trust_code)
     if there is not None:
         # options that only new methods have may be new in the tables: what counts is that the runs stay what they are
         old = [c for c in comparison.cells if c.method in there["methods"] and c.seed in there["seeds"]]
@@ -128,9 +153,9 @@ def together(there: Sequence[Any], more: Sequence[Any]) -> list[Any]:
     return [*there, *(one for one in more if one not in there)]
 
 
-def load(out: Path) -> Comparison:
+def load(out: Path, *, trust_code: bool = False) -> Comparison:
     """The comparison in a folder."""
-    return _expand(out, _read_plan(out))
+    return _expand(out, _read_plan(out), trust_code=trust_code)
 
 
 def is_comparison(out: Path) -> bool:
@@ -206,6 +231,7 @@ def train(
                         cell.config, out=cell.folder, resume=resume, lanes=lanes, device=device, **shared
                     )
                     under_way.append((cell, stack.enter_context(session)))
+            under_way = _unfinished(under_way, failed)  # another process may have been faster
             for _, session in under_way:
                 session.lend([other for _, other in under_way])
             while under_way and not should_stop():
@@ -216,10 +242,15 @@ def train(
                         trains = session if trains is None else trains
                         if on_round is not None:
                             on_round(record)
-                under_way = [(c, s) for c, s in under_way if c.folder not in failed and not s.finished]
+                under_way = _unfinished(under_way, failed)
         if should_stop():
             break
     return failed
+
+
+def _unfinished(sessions: Sequence[tuple[Cell, Session]], failed: Mapping[Path, str]) -> list[tuple[Cell, Session]]:
+    """Those that have rounds to train."""
+    return [(cell, session) for cell, session in sessions if cell.folder not in failed and not session.finished]
 
 
 @contextmanager
@@ -335,7 +366,7 @@ def known_options(labels: Sequence[str]) -> set[str]:
     return {option for label in labels for option in options_of(parse_method(label)[0])}
 
 
-def _expand(out: Path, wanted: Mapping[str, Any]) -> Comparison:
+def _expand(out: Path, wanted: Mapping[str, Any], *, trust_code: bool) -> Comparison:
     labels, seeds, tables = wanted["methods"], wanted["seeds"], wanted["tables"]
     if not labels or len(set(labels)) != len(labels):
         raise ConfigError(f"methods is {','.join(labels)!r}; give at least one method, each once")
@@ -345,8 +376,11 @@ def _expand(out: Path, wanted: Mapping[str, Any]) -> Comparison:
     known = known_options(labels)
     for option in common.keys() - known:
         raise ConfigError(f"none of the methods has an option {option!r}. {did_you_mean(option, sorted(known))}")
-    settings = list(_settings(wanted["vary"]))
+    settings = list(itertools.islice(_settings(wanted["vary"]), MOST_CELLS + 1))
     alone = _alone(wanted)
+    number = len(settings) * len(labels) * len(seeds)
+    if number > MOST_CELLS:
+        raise ConfigError(f"methods × settings × seeds are more than {MOST_CELLS} runs: vary less at a time")
     cells = []
     for (setting, overrides), label, seed in itertools.product(settings, labels, seeds):
         name, own = parse_method(label)
@@ -354,7 +388,7 @@ def _expand(out: Path, wanted: Mapping[str, Any]) -> Comparison:
         options = {key: value for key, value in common.items() if methods.takes(name, key)}
         options |= {key: value_of(name, key, value, mine) for key, value in own.items()}
         asked = merged(merged(tables, overrides), {"train": {"seed": seed}})
-        config = Config.from_dict({**asked, "method": {"name": name, **options}})
+        config = Config.from_dict({**asked, "method": {"name": name, **options}}, trust_code=trust_code)
         parts = [setting] if len(settings) > 1 else []
         if alone is None:
             parts += [label, f"seed-{seed}"]
@@ -385,13 +419,9 @@ def _keys(section: str, kind: type[Any]) -> list[str]:
 
 
 def _read_plan(out: Path) -> dict[str, Any]:
-    try:
-        found = with_new_names(json.loads((out / PLAN).read_text()))
-        if not isinstance(found, dict) or not {"methods", "seeds", "vary", "time_rounds", "tables"} <= found.keys():
-            raise ValueError("it is not a comparison")
-    except (OSError, ValueError) as error:
-        raise RunError(f"{out / PLAN} cannot be read ({error}); nothing was changed") from error
-    return found
+    found = read_json(out / PLAN, Plan, what="a comparison", error=RunError)
+    plan: dict[str, Any] = msgspec.to_builtins(found)
+    return plan
 
 
 def _alone(plan: Mapping[str, Any]) -> int | None:
@@ -402,4 +432,4 @@ def _alone(plan: Mapping[str, Any]) -> int | None:
 
 
 def _slug(label: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.=+_-]+", "_", label)
+    return file_stem(label, 200)

@@ -7,6 +7,7 @@ key fails with the nearest known one. This module does not import PyTorch.
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -14,6 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from fedfac.errors import ConfigError, did_you_mean
+from fedfac.limits import check_depth, file_bytes, reason
+from fedfac.words import printable
+
+MOST_CLASSES = 100_000
+_DOTS = 1000  # in a line of TOML: the parser takes minutes for a key of many parts
+_TEXT = 2**20  # bytes of a config file
 
 
 def _option(default: Any, text: str) -> Any:
@@ -60,9 +67,12 @@ class DataConfig:
         """
         if self.classes is None:
             return None
-        if self.classes.strip().isdigit():
-            return tuple(str(number) for number in range(int(self.classes)))
-        return tuple(name.strip() for name in self.classes.split(","))
+        text = self.classes.strip()
+        if not (text.isascii() and text.isdigit()):
+            return tuple(name.strip() for name in text.split(","))
+        if len(text) > 12 or not 1 <= int(text) <= MOST_CLASSES:
+            raise ConfigError(f"classes is {printable(text)}; a number of classes is from 1 to {MOST_CLASSES}")
+        return tuple(str(number) for number in range(int(text)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +114,7 @@ class Config:
     model: Mapping[str, Any] = field(default_factory=dict)
     method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedfac"})
     train: TrainConfig = field(default_factory=TrainConfig)
+    trust_code: bool = field(default=False, compare=False)  # whether [model] may name a function, module:function
 
     @property
     def method_name(self) -> str:
@@ -133,18 +144,22 @@ class Config:
         )
 
     @classmethod
-    def from_dict(cls, tables: Mapping[str, Any]) -> Config:
+    def from_dict(cls, tables: Mapping[str, Any], *, trust_code: bool = False) -> Config:
         """Read plain tables; unknown keys and wrong types fail."""
+        try:
+            check_depth(tables)
+        except ValueError as error:
+            raise ConfigError(f"the config cannot be used: {error}") from error
         for name, table in tables.items():
             if name not in SECTIONS:
                 raise ConfigError(f"unknown table [{name}]. {did_you_mean(name, SECTIONS)}")
-            if not isinstance(table, Mapping):
-                raise ConfigError(f"{name} is {table!r}; it must be a table, [{name}]")
+            _check_table(name, table)
         return cls(
             data=read_table("data", DataConfig, tables.get("data", {})),
             model=dict(tables.get("model", {})),
             method={"name": "fedfac", **tables.get("method", {})},
             train=read_table("train", TrainConfig, tables.get("train", {})),
+            trust_code=trust_code,
         )
 
 
@@ -156,11 +171,29 @@ Table = TypeVar("Table")
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The tables of a TOML file."""
     try:
-        return tomllib.loads(Path(path).read_text())
+        text = file_bytes(Path(path), _TEXT).decode()
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.count(".") > _DOTS:
+                raise ValueError(f"line {number} has {line.count('.')} dots; allowed: {_DOTS}")
+        tables = tomllib.loads(text)
+        check_depth(tables)
+        for name, table in tables.items():
+            if not isinstance(table, Mapping):
+                raise ValueError(f"{printable(name)} is {printable(table)}; it must be a table, [{printable(name)}]")
     except FileNotFoundError as error:
         raise ConfigError(f"there is no config file {path}") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"the config file {path} cannot be read: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the config file {path} cannot be read: {reason(error)}") from error
+    return tables
+
+
+def _check_table(name: str, table: Any) -> None:
+    """A table of the config; the names of a model and a method are text."""
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{name} is {table!r}; it must be a table, [{name}]")
+    for key in ("name", "weights") if name in ("model", "method") else ():
+        if not isinstance(table.get(key, ""), str):
+            raise ConfigError(f"{key} in [{name}] is {table[key]!r}; it must be of type str")
 
 
 def merged(tables: Mapping[str, Any], overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -207,5 +240,7 @@ def read_table(section: str, kind: type[Table], table: Mapping[str, Any]) -> Tab
             value = float(value)
         if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
             raise ConfigError(f"{key} in [{section}] is {value!r}; it must be of type {wanted.__name__}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{key} in [{section}] is {value}; it must be a finite number")
         values[key] = value
     return kind(**values)

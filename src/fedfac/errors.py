@@ -6,9 +6,20 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from fedfac.words import message, printable
+
+_COMPARED = 1000  # names that are looked through for a near one
+_LISTED = 50  # names that are listed if none is near
+
 
 class FedfacError(Exception):
-    """Base of every error that fedfac raises on purpose."""
+    """Base of every error that fedfac raises on purpose.
+
+    What it quotes may come from a file: its text holds no control characters, and its length is bounded.
+    """
+
+    def __init__(self, text: object = "") -> None:
+        super().__init__(message(str(text)))
 
 
 class ConfigError(FedfacError, ValueError):
@@ -66,8 +77,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     >>> did_you_mean("zzz", ["fedavg", "fedfac"])
     'Known: fedavg, fedfac.'
     """
-    names = list(known)
-    close = get_close_matches(name, names, n=3, cutoff=0.6)
+    names = [printable(one) for one in known]
+    close = get_close_matches(printable(name), names[:_COMPARED], n=3, cutoff=0.6)
     if close:
-        return f"Did you mean {' or '.join(repr(c) for c in close)}?"
-    return f"Known: {', '.join(names) if names else 'none'}."
+        near = [f"'{name}'" for name in close]
+        return f"Did you mean {' or '.join(near)}?"
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"Known: {', '.join(names[:_LISTED]) if names else 'none'}{more}."

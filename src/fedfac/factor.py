@@ -154,7 +154,7 @@ class _Whole:
 
 def check_kappa(kappa: float) -> None:
     """κ is a share of variance."""
-    if not 0 < kappa <= 1:
+    if not isinstance(kappa, int | float) or not 0 < kappa <= 1:
         raise ConfigError(
             f"kappa is {kappa}; it is a share of variance, above 0 and at most 1 (the paper: 0.5 to 0.95)"
         )

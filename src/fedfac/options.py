@@ -24,6 +24,22 @@ def value_of(owner: str, option: str, text: str, known: Mapping[str, inspect.Par
         raise ConfigError(f"{option} of {owner!r} is {text!r}; it is {kind}") from error
 
 
+_KINDS: Mapping[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
+
+
+def check_value(owner: str, option: str, value: Any, parameter: inspect.Parameter) -> None:
+    """Fail on a value of another type than the option's, where that is a plain one."""
+    wanted = str(parameter.annotation).removesuffix(" | None")
+    if wanted == "Sequence[LayerKey]" and isinstance(value, list | tuple):
+        wrong = [one for one in value if not isinstance(one, int | str)]
+        if wrong:
+            raise ConfigError(f"{option} of {owner} has {wrong[0]!r} in it; layers are named by text or numbers")
+    if wanted not in _KINDS or (value is None and parameter.default is None):
+        return
+    if not isinstance(value, _KINDS[wanted]) or (isinstance(value, bool) and wanted != "bool"):
+        raise ConfigError(f"{option} of {owner} is {value!r}; it must be of type {wanted}")
+
+
 def reader(parameter: inspect.Parameter) -> Callable[[str], Any]:
     """What reads an option's text."""
     if isinstance(parameter.default, tuple):

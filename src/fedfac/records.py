@@ -57,7 +57,7 @@ def split_record(split: Split, before: Split, decision: Decision | None) -> Reco
 def method_used(config: Mapping[str, Any]) -> dict[str, Any]:
     """A run's method, name and options; what was left to the network or to the run is what it came to.
 
-    >>> method_used({"settings": {"method": {"name": "fedfac-plus", "mu": None}}, "settled": {"mu": 0.01}})
-    {'name': 'fedfac-plus', 'mu': 0.01}
+    >>> method_used({"settings": {"method": {"name": "fedfac-plus", "proximal": None}}, "resolved": {"proximal": 0.01}})
+    {'name': 'fedfac-plus', 'proximal': 0.01}
     """
-    return {**config["settings"]["method"], **config.get("settled", {})}
+    return {**config["settings"]["method"], **config.get("resolved", {})}

@@ -551,7 +551,7 @@ class Session:
             "settings": self.about,
             "tensors": {name: [list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in start.items()},
             "split": self.plan.split.to_json(),
-            "settled": self.method.resolved(self.plan, self.local.epochs),
+            "resolved": self.method.resolved(self.plan, self.local.epochs),
             "names": None if are_numbers(self.federation.names) else list(self.federation.names),
             "origin": settings.origin,
         }

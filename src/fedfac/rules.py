@@ -24,7 +24,6 @@ from fedfac.split import CPU, Mask, Split
 BASES = ("weights", "updates")
 SMALL = 128  # elements up to which a GPU's eigh is mostly waiting: the CPU takes it
 SOLVERS = ("warm", "cold")
-SOLVERS_BEFORE = {"fast": "warm", "exact": "cold"}  # what files of earlier versions call them
 WARM_ITERATIONS = 5  # of the warm solver in a round that can go on from an earlier one
 Memory = Mapping[str, Tensor]  # what a rule remembers from round to round
 
@@ -288,29 +287,9 @@ class VarianceRule:
 
 
 def check_solver(solver: str) -> None:
-    """Fail unless there is such a solver; a name of earlier versions is answered with today's."""
-    if now := SOLVERS_BEFORE.get(solver):
-        raise ConfigError(
-            f"solver is {solver!r}, which is called {now!r} now: 'warm' goes on from the last round's communalities, "
-            f"'cold' begins anew every round and is no more exact. Write solver={now!r}"
-        )
+    """Fail unless there is such a solver."""
     if solver not in SOLVERS:
         raise ConfigError(f"solver is {solver!r}. {did_you_mean(solver, SOLVERS)}")
-
-
-def with_new_names(found: Any, *, depth: int = 4) -> Any:
-    """What a file of an earlier version says, with today's names of solvers; looks into tables within tables.
-
-    >>> with_new_names({"method": {"name": "fedfac", "solver": "exact"}})
-    {'method': {'name': 'fedfac', 'solver': 'cold'}}
-    """
-    if not isinstance(found, dict) or depth == 0:
-        return found
-    new = {key: with_new_names(value, depth=depth - 1) for key, value in found.items()}
-    for key in ("solver", "method.solver"):
-        if isinstance(name := new.get(key), str):
-            new[key] = SOLVERS_BEFORE.get(name, name)
-    return new
 
 
 def check_decay(decay: float) -> None:

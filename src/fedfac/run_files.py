@@ -18,10 +18,9 @@ from msgspec import Meta
 from fedfac.anatomy import Rows
 from fedfac.disk import refused, worded
 from fedfac.errors import ConfigError, RunError
-from fedfac.rules import with_new_names
 from fedfac.split import Split, mask_of
 
-FORMAT = 1
+FORMAT = 2  # 1: before methods had switches
 Kind = TypeVar("Kind")
 Count = Annotated[int, Meta(ge=1, le=10**9)]
 Size = Annotated[int, Meta(ge=0, le=10**12)]
@@ -82,7 +81,7 @@ class RunConfig(msgspec.Struct):
     split: str
     names: list[Name] | None
     origin: Origin | None
-    settled: dict[str, Any] = {}
+    resolved: dict[str, Any] = {}
     choice: dict[str, Any] | None = None
     remote: dict[str, Any] | None = None
 
@@ -195,12 +194,14 @@ def read_config(path: str | Path) -> dict[str, Any]:
     config = parsed(text, object, str(file))
     found = config.get("format") if isinstance(config, dict) else None
     if found != FORMAT:
+        version = config.get("version", "unknown") if isinstance(config, dict) else "?"
         raise RunError(
             f"{path} was written in run format {found!r}; this version of fedfac reads format {FORMAT}. "
-            f"Use the version that wrote it ({config.get('version', 'unknown') if isinstance(config, dict) else '?'})."
+            f"Use the version that wrote it ({version}), or train it again: options of methods have other names now "
+            "(CHANGELOG.md)."
         )
     _check_config(file, config)
-    return dict(worded(with_new_names(config)))
+    return dict(worded(config))
 
 
 def _check_config(file: Path, config: dict[str, Any]) -> None:

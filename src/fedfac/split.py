@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from fedfac.anatomy import Anatomy, Layer, Rows
-from fedfac.errors import ConfigError, ModelError
+from fedfac.errors import ConfigError, ModelError, RunError
+from fedfac.limits import reason
 from fedfac.state import State
 
 CPU = torch.device("cpu")
@@ -278,18 +279,21 @@ class Split:
     @classmethod
     def from_json(cls, text: str) -> Split:
         """The inverse of :meth:`to_json`."""
-        data: dict[str, Any] = json.loads(text)
-        owners = {}
-        for name, entry in data["owners"].items():
-            layer = entry.pop("layer")
-            owners[name] = (layer, Rows(**entry))
-        return cls(
-            {name: tuple(shape) for name, shape in data["shapes"].items()},
-            frozenset(data["personal"]),
-            owners,
-            {layer: mask_of(mask) for layer, mask in data["masks"].items()},
-            data.get("anew", False),
-        )
+        try:
+            data: dict[str, Any] = json.loads(text)
+            owners = {}
+            for name, entry in data["owners"].items():
+                layer = entry.pop("layer")
+                owners[name] = (layer, Rows(**entry))
+            return cls(
+                {name: tuple(shape) for name, shape in data["shapes"].items()},
+                frozenset(data["personal"]),
+                owners,
+                {layer: mask_of(mask) for layer, mask in data["masks"].items()},
+                data.get("anew", False),
+            )
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise RunError(f"the split cannot be used: {reason(error)}") from error
 
     def _key(self) -> tuple[object, ...]:
         return (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
@@ -14,6 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from fedfac.errors import ModelError, RunError
+from fedfac.limits import check_memory
 
 State = dict[str, Tensor]
 
@@ -121,8 +123,14 @@ def from_bytes(data: bytes) -> State:
     """The inverse of :func:`to_bytes`."""
     try:
         return load(data)
-    except SafetensorError as error:
+    except (SafetensorError, KeyError, RuntimeError, ValueError, TypeError) as error:  # types and shapes of no tensor
         raise RunError(f"these {len(data)} bytes are not a whole safetensors state: {error}") from error
+
+
+def from_file(path: Path) -> State:
+    """The state in a file; OSError as it comes."""
+    check_memory(path.stat().st_size, str(path), RunError)
+    return from_bytes(path.read_bytes())
 
 
 def digest(data: bytes) -> str:

@@ -234,9 +234,7 @@ OTHERS: dict[str, AnyCase] = {
     "network / fedfac": Network(method="fedfac"),
     "network / fedfac, static": Network(method="fedfac-static"),
     "network / fedfac-plus": Network(method="fedfac-plus", options={"warmup": 1}),
-    "network / fedfac-plus, personal elements": Network(
-        method="fedfac-plus", options={"warmup": 1, "joint": False}
-    ),
+    "network / fedfac-plus, personal elements": Network(method="fedfac-plus", options={"warmup": 1, "joint": False}),
 }
 
 CASES: dict[str, AnyCase] = {

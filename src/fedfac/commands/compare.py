@@ -20,9 +20,12 @@ from fedfac.commands.flags import (
     free_folder,
     read_config,
     stop_on_interrupt,
+    table_of,
+    trusts_code,
 )
 from fedfac.commands.show import print_blocks
-from fedfac.comparison import Cell, Comparison
+from fedfac.comparison import Cell, Comparison, Grid
+from fedfac.config import Config
 from fedfac.errors import ConfigError
 from fedfac.progress import RoundProgress, plain
 from fedfac.records import Record
@@ -60,18 +63,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plan the comparison, then train it."""
     asked = read_config(arguments)
-    grid = asked.pop("compare", {})
-    listed = grid.get("methods", [])
+    grid = table_of(asked, "compare", Grid)
+    listed = grid.methods
     labels = _labels(arguments.methods or ",".join(listed) or DEFAULT_METHODS)
     out = Path(arguments.out) if arguments.out else free_folder("compare")
     if comparisons.is_comparison(out):
         labels = comparisons.together(comparisons.load(out).methods, labels)
     _leave_out_options_of_others(asked, labels, listed, arguments)
-    vary = {key: list(values) for key, values in grid.get("vary", {}).items()} | dict(map(_vary, arguments.vary))
-    first: int = asked.get("train", {}).get("seed", 0)
+    typed = dict(map(_vary, arguments.vary))
+    vary = {key: list(values) for key, values in grid.vary.items()} | typed
+    own_word = "model" in typed if "model" in vary else trusts_code(arguments)
+    first = Config.from_dict({"train": asked.get("train", {})}).train.seed
     chosen: int | None = getattr(arguments, "train.seed")
     if arguments.seeds is None:
-        seeds = list(grid.get("seeds", [first])) if chosen is None else [chosen]  # a flag outweighs a file
+        planned = [first] if grid.seeds is None else grid.seeds
+        seeds = planned if chosen is None else [chosen]  # a flag outweighs a file
     else:
         seeds = _seeds(arguments.seeds, first)
         if "," in arguments.seeds and chosen is not None:
@@ -82,7 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
         tables=asked,
         seeds=seeds,
         vary=vary,
-        time_rounds=grid.get("time_rounds", TIME_ROUNDS) if arguments.time_rounds is None else arguments.time_rounds,
+        time_rounds=next(n for n in (arguments.time_rounds, grid.time_rounds, TIME_ROUNDS) if n is not None),
+        trust_code=arguments.trust_code or own_word,
     )
     return go_on(comparison, arguments)
 

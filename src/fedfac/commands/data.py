@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Load the clients as ``fedfac run`` would, count, and show."""
     tables = read_config(arguments)
-    tables.pop("compare", None)  # a file may describe a comparison too
+    for name in ("compare", "tune"):  # a file may describe these too
+        tables.pop(name, None)
     config = Config.from_dict(tables)
     facts = gather(sources.load(config.data, seed=config.train.seed))
     if arguments.png:

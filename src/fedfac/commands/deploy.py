@@ -117,7 +117,9 @@ def _export(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out)
     config = export(Path(arguments.folder), out, run=arguments.run, client=arguments.client)
     name = config["client"]
-    text = f"the model of client {name} after round {config['round']}: fedfac.load({str(out)!r}).model({name!r})"
+    trust = ", trust_code=True" if ":" in config["model"]["name"] else ""  # a network of the app's own
+    text = f"the model of client {name!r} after round {config['round']}: "
+    text += f"fedfac.load({str(out)!r}{trust}).model({name!r})"
     _say(arguments, {"out": str(out), "client": name, "round": config["round"]}, text)
     return 0
 

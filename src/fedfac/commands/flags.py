@@ -9,22 +9,27 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from fedfac import methods, models
 from fedfac.choosing.candidates import options_known
-from fedfac.config import TYPED_SECTIONS, merged, read_toml, value_type
+from fedfac.config import TYPED_SECTIONS, Config, merged, read_toml, value_type
 from fedfac.errors import ConfigError
+from fedfac.limits import fitting
 from fedfac.options import reader
 from fedfac.switches import SWITCHES, summary, switch_parameters
+from fedfac.words import file_stem
 
 if TYPE_CHECKING:
     from fedfac.observers import Observer
+
+Kind = TypeVar("Kind")
 
 
 def add_experiment_flags(parser: argparse.ArgumentParser) -> None:
     """Every key of the config as a flag, and every option of every method and model."""
     parser.add_argument("--config", metavar="FILE", help="a TOML file with [data], [model], [method] and [train]")
+    add_trust_flag(parser)
     for section, kind in TYPED_SECTIONS.items():
         group = parser.add_argument_group(f"[{section}]")
         hints = get_type_hints(kind)
@@ -78,6 +83,21 @@ def add_running_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--quiet", action="store_true", help="no progress")
 
 
+def add_trust_flag(parser: argparse.ArgumentParser) -> None:
+    """The user's word for code that a file names."""
+    parser.add_argument(
+        "--trust-code",
+        action="store_true",
+        help="a file may name the model as module:function, which is imported and called (--model is your own word)",
+    )
+
+
+def trusts_code(arguments: argparse.Namespace) -> bool:
+    """Whether a function may be called for the model: the flag says so, or the user typed the model himself."""
+    typed = getattr(arguments, "model.name") is not None
+    return bool(arguments.trust_code or typed)
+
+
 def add_observer_flags(parser: argparse.ArgumentParser) -> None:
     """Who else follows the rounds."""
     group = parser.add_argument_group("following the run elsewhere (each needs its extra)")
@@ -113,10 +133,15 @@ def read_config(arguments: argparse.Namespace, *, methods_asked: str | None = No
     return merged(tables, flags)
 
 
+def table_of(tables: dict[str, Any], name: str, kind: type[Kind]) -> Kind:
+    """A table that only one command reads, taken out of the others."""
+    return fitting(tables.pop(name, {}), kind, f"[{name}]")
+
+
 def of_one_method(tables: dict[str, Any]) -> dict[str, Any]:
     """The tables for a single method: of a file for a comparison, without the options of the other methods."""
     if tables.pop("compare", None) is not None:
-        name = tables.get("method", {}).get("name", "fedfac")
+        name = Config.from_dict({"method": tables.get("method", {})}).method_name
         known = options_known() if name == methods.AUTO else methods.options_of(name)
         tables["method"] = {k: v for k, v in tables.get("method", {}).items() if k == "name" or k in known}
     return tables
@@ -131,7 +156,7 @@ def check_epochs(epochs: int | None) -> None:
 def free_folder(stem: str) -> Path:
     """The next ``runs/STEM-N`` that does not exist."""
     number = 1
-    while (path := Path("runs") / f"{stem}-{number}").exists():
+    while (path := Path("runs") / f"{file_stem(stem)}-{number}").exists():
         number += 1
     return path
 

@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from fedfac.commands.show import last_newcomers, newcomers_line, print_choice
@@ -15,6 +14,7 @@ from fedfac.disk import json_text
 from fedfac.records import method_used
 from fedfac.run import RunDirectory, split_of
 from fedfac.split import mask_text
+from fedfac.words import unstyled
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -74,9 +74,10 @@ def show(facts: dict[str, Any], top: int) -> None:
     """Print it for people."""
     console = Console(highlight=False)
     method = dict(facts["method"])
-    options = ", ".join(f"{k}={v}" for k, v in method.items() if k != "name")
+    options = ", ".join(f"{unstyled(k)}={unstyled(v)}" for k, v in method.items() if k != "name")
     done, asked = facts["rounds"]
-    console.print(f"[bold]{method['name']}[/bold] ({options})" if options else f"[bold]{method['name']}[/bold]")
+    name = unstyled(method["name"])
+    console.print(f"[bold]{name}[/bold] ({options})" if options else f"[bold]{name}[/bold]")
     console.print(f"round {done} of {asked}")
     if facts["earlier_rounds"]:
         rounds = ", ".join(map(str, facts["earlier_rounds"]))
@@ -89,12 +90,12 @@ def show(facts: dict[str, Any], top: int) -> None:
     if facts["newcomers"]:
         console.print(newcomers_line(facts["newcomers"]))
     for number, clients in facts["left_out"].items():
-        who = ", ".join(f"{client} ({why})" for client, why in clients.items())
-        console.print(f"round {number} went without {who}", markup=False)
+        absent = ", ".join(f"{unstyled(client)} ({unstyled(why, 200)})" for client, why in clients.items())
+        console.print(f"round {number} went without {absent}")
     for number, why in facts["skipped"].items():
-        console.print(f"round {number} was skipped: {why}", markup=False)
+        console.print(f"round {number} was skipped: {unstyled(why, 200)}")
     for layer, entry in facts["layers"].items():
-        console.print(f"\n[bold]{layer}[/bold]: {entry['shared']} of {entry['elements']} elements shared")
+        console.print(f"\n[bold]{unstyled(layer)}[/bold]: {entry['shared']} of {entry['elements']} elements shared")
         console.print(f"  {entry['mask'].translate({48: '░', 49: '█'})}  (█ shared, ░ personal)", soft_wrap=True)
         if "factors" in entry:
             ended = entry.get("stopped") or ("converged" if entry["converged"] else "not converged")
@@ -110,7 +111,7 @@ def show(facts: dict[str, Any], top: int) -> None:
     if facts["layers"] and facts["anew"]:
         console.print("\npersonal elements are trained by all; a client makes its own of them before it predicts")
     if facts["personal_tensors"]:
-        console.print(f"\nwholly personal: {', '.join(facts['personal_tensors'])}", soft_wrap=True)
+        console.print(f"\nwholly personal: {', '.join(map(unstyled, facts['personal_tensors']))}", soft_wrap=True)
     if facts["clients"]:
         console.print(_client_table(facts["clients"], top))
 
@@ -139,7 +140,7 @@ def _client_table(clients: list[dict[str, Any]], top: int) -> Table:
         else:
             accuracy = "-" if row["accuracy"] is None else f"{row['accuracy']:.3f}"
             loss = "-" if row["loss"] is None else f"{row['loss']:.3f}"
-            table.add_row(escape(str(row["client"])), str(row["samples"]), accuracy, loss)
+            table.add_row(unstyled(row["client"]), str(row["samples"]), accuracy, loss)
     return table
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from rich.table import Table
 
 from fedfac import comparison, experiment
-from fedfac.commands.flags import add_running_flags, check_epochs
+from fedfac.commands.flags import add_running_flags, add_trust_flag, check_epochs
 from fedfac.commands.show import wide_console
 from fedfac.engine.lanes import pick_device
 from fedfac.errors import ConfigError
@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rule", choices=NEWCOMER_RULES, help="only this one (an ensemble asks all clients' models; default: both)"
     )
+    add_trust_flag(parser)
     add_running_flags(parser)
 
 
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         for name, path in runs:
             train, device = experiment.config_of(path).train, pick_device(arguments.device)
             served = serve(
-                experiment.load(path),
+                experiment.load(path, trust_code=arguments.trust_code),
                 epochs=arguments.epochs,
                 rule=arguments.rule,
                 lanes=arguments.lanes,

@@ -12,7 +12,7 @@ from pathlib import Path
 from fedfac import comparison, experiment
 from fedfac.commands import compare, tune
 from fedfac.commands import run as run_command
-from fedfac.commands.flags import add_observer_flags, add_running_flags
+from fedfac.commands.flags import add_observer_flags, add_running_flags, add_trust_flag
 from fedfac.errors import ConfigError
 from fedfac.run import RunDirectory, read_config
 from fedfac.tuning import plan as search
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="go on after round N, and give up what came later (a run only; 'fedfac inspect' lists the rounds)",
     )
+    add_trust_flag(parser)
     add_running_flags(parser)
     add_observer_flags(parser)
 
@@ -42,14 +43,14 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError("--rounds cannot be changed for a comparison: all its methods train for the same number")
         if arguments.tensorboard or arguments.mlflow or arguments.wandb:
             raise ConfigError("a comparison is not followed elsewhere; 'fedfac report' shows it, also while it trains")
-        return compare.go_on(comparison.load(Path(arguments.dir)), arguments)
+        return compare.go_on(comparison.load(Path(arguments.dir), trust_code=arguments.trust_code), arguments)
     if search.is_search(Path(arguments.dir)):
         if arguments.rounds is not None:
             raise ConfigError("--rounds cannot be changed for a search: all its trials train for the same number")
-        return tune.go_on(search.load(Path(arguments.dir)), arguments)
+        return tune.go_on(search.load(Path(arguments.dir), trust_code=arguments.trust_code), arguments)
     if arguments.from_round is not None and "remote" in read_config(arguments.dir):
         return _take_back(arguments.dir, arguments.from_round)
-    config = experiment.config_of(arguments.dir)
+    config = experiment.config_of(arguments.dir, trust_code=arguments.trust_code)
     if arguments.rounds is not None:
         config = replace(config, train=replace(config.train, rounds=arguments.rounds))
     return run_command.train(config, arguments, out=arguments.dir, resume=True, from_round=arguments.from_round)

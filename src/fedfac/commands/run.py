@@ -26,6 +26,7 @@ from fedfac.commands.flags import (
     of_one_method,
     read_config,
     stop_on_interrupt,
+    trusts_code,
 )
 from fedfac.commands.show import print_choice, print_result, result_json
 from fedfac.config import Config
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, show progress, print where the result is."""
     tables = of_one_method(read_config(arguments, methods_asked=arguments.method))
     tables.pop("tune", None)
-    config = Config.from_dict(tables)
+    config = Config.from_dict(tables, trust_code=trusts_code(arguments))
     out = str(arguments.out or free_folder(f"{Path(config.data.name).stem}-{config.method_name}"))
     if not is_open(config.method):
         if TRIAL_ROUNDS in config.method:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import msgspec
 from rich.table import Table
 
 from fedfac.commands.flags import (
@@ -22,6 +23,8 @@ from fedfac.commands.flags import (
     of_one_method,
     read_config,
     stop_on_interrupt,
+    table_of,
+    trusts_code,
 )
 from fedfac.commands.show import wide_console
 from fedfac.errors import ConfigError
@@ -31,7 +34,7 @@ from fedfac.records import Record
 from fedfac.run import atomic_write
 from fedfac.tuning import automatic, worker
 from fedfac.tuning import plan as plans
-from fedfac.tuning.plan import PARAMETERS, TRIALS, Search, Value
+from fedfac.tuning.plan import PARAMETERS, TRIALS, Search, Space, Value
 from fedfac.tuning.stages import Outcome, decides_nothing, require
 
 CHOSEN = "chosen.toml"
@@ -63,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan the search, then go through it."""
     require()
     tables = of_one_method(read_config(arguments, methods_asked=arguments.method))
-    given: dict[str, list[Value]] = {name: list(values) for name, values in tables.pop("tune", {}).items()}
+    given: dict[str, list[Value]] = dict(msgspec.to_builtins(table_of(tables, "tune", Space)))
     for name in PARAMETERS:
         if (text := getattr(arguments, f"try_{name}")) is not None:
             given[name] = [_number(word) if name == "kappa" else word for word in _words(text)]
@@ -78,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         mode="joint" if arguments.joint else "stages",
         trials=TRIALS if arguments.trials is None else arguments.trials,
         auto=arguments.auto,
+        trust_code=trusts_code(arguments),
     )
     return go_on(search, arguments)
 

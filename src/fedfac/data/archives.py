@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import io
 import pickle
 import tarfile
 import zlib
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,7 +19,8 @@ from torch import Tensor
 from fedfac.data.images import Bytes, ImageSet, Labels, check_labels, damaged
 from fedfac.errors import DataError
 
-_LARGEST = 2**29  # bytes of a member; the largest real one has 155 million
+_LARGEST = 2**28  # bytes of a member; the largest real one has 155 million
+_WHOLE = 2**28  # bytes of an archive that is unpacked; the largest real one has 186 million
 
 
 def read_archive(path: Path, members: Sequence[str], images: ImageSet) -> dict[str, Tensor]:
@@ -26,7 +28,10 @@ def read_archive(path: Path, members: Sequence[str], images: ImageSet) -> dict[s
     read = _read_records if path.name.endswith("-binary.tar.gz") else _read_pickle
     parts: dict[str, tuple[Bytes, Labels]] = {}
     try:
-        with gzip.open(path) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
+        with (
+            gzip.open(path) as unpacked,
+            tarfile.open(fileobj=(stream := _Bounded(unpacked, path)), mode="r|") as archive,  # type: ignore[call-overload]
+        ):
             for member in archive:
                 name = _member_name(path, member)
                 if name not in members:
@@ -38,12 +43,29 @@ def read_archive(path: Path, members: Sequence[str], images: ImageSet) -> dict[s
                 check_labels(parts[name][1], f"{path}, {name}, record", 0, images)
             while stream.read(2**20):  # to the end, where the checksum is
                 pass
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+    except DataError:
+        raise
+    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, OverflowError) as error:
         raise DataError(damaged(path, "a gzipped tar archive", error)) from error
     absent = [name for name in members if name not in parts]
     if absent:
         raise DataError(f"{path} lacks {', '.join(absent)}; fetch the official {path.name} again")
     return _joined([parts.pop(name) for name in members], images)
+
+
+class _Bounded:
+    """A stream that ends in an error where no official archive goes on."""
+
+    def __init__(self, stream: gzip.GzipFile, path: Path) -> None:
+        self._stream, self._path, self._read = stream, path, 0
+
+    def read(self, size: int) -> bytes:
+        """At most ``size`` bytes."""
+        if self._read + size > _WHOLE + 2**20:
+            raise DataError(f"{self._path} unpacks to more than {_WHOLE} bytes: this is not the official archive")
+        content = self._stream.read(size)
+        self._read += len(content)
+        return content
 
 
 def _joined(parts: list[tuple[Bytes, Labels]], images: ImageSet) -> dict[str, Tensor]:
@@ -79,7 +101,7 @@ def _read_records(content: IO[bytes], where: str, images: ImageSet) -> tuple[Byt
 def _read_pickle(content: IO[bytes], where: str, images: ImageSet) -> tuple[Bytes, Labels]:
     """The Python form: a pickled dictionary with the pixels as an array and the labels as a list."""
     try:
-        made = _ArraysOnly(content, encoding="bytes").load()
+        made = _ArraysOnly(io.BytesIO(content.read()), encoding="bytes").load()
         fields = {key.decode() if isinstance(key, bytes) else key: value for key, value in made.items()}
         pixels, labels = fields["data"].value, fields[images.pickled_label]
     except DataError as error:
@@ -117,11 +139,39 @@ class _Dtype(str):
         pass
 
 
-class _ArraysOnly(pickle.Unpickler):
+_NO_DATA = (*(pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET), *(pickle.EXT1, pickle.EXT2, pickle.EXT4))
+_Plain: Any = pickle._Unpickler  # type: ignore[attr-defined]  # in Python: the other one allocates what a pickle asks for
+
+
+class _ArraysOnly(_Plain):  # type: ignore[misc]
     """Reads plain values and arrays of bytes. Whatever else a pickle asks for is refused, and never imported.
 
     The few names that a pickled numpy array needs lead to methods of this class, not to numpy's.
     """
+
+    dispatch: ClassVar[dict[int, Any]] = {k: v for k, v in _Plain.dispatch.items() if bytes([k]) not in _NO_DATA}
+    encoded = 0  # characters that were
+
+    def load_setitems(self) -> None:
+        """Entries of a dictionary; keys that take for ever to compare are no names."""
+        items = self.pop_mark()
+        self.stack[-1].update(_named(items))
+
+    dispatch[pickle.SETITEMS[0]] = load_setitems
+
+    def load_setitem(self) -> None:
+        """One of them."""
+        value, key = self.stack.pop(), self.stack.pop()
+        self.stack[-1].update(_named([key, value]))
+
+    dispatch[pickle.SETITEM[0]] = load_setitem
+
+    def load_dict(self) -> None:
+        """A dictionary with its entries."""
+        items = self.pop_mark()  # which changes where things are put
+        self.append(_named(items))
+
+    dispatch[pickle.DICT[0]] = load_dict
 
     def find_class(self, module: str, name: str) -> Any:
         """The stand-in for a global name."""
@@ -147,4 +197,13 @@ class _ArraysOnly(pickle.Unpickler):
         """How Python 3 writes bytes into old pickles."""
         if encoding not in ("latin1", b"latin1"):
             raise DataError(f"the pickle asks for the encoding {encoding!r}; allowed: latin1")
+        self.encoded += len(text)
+        if self.encoded > _LARGEST:
+            raise DataError(f"the pickle holds more than {_LARGEST} bytes: this is not the official archive")
         return text.encode("latin1")
+
+
+def _named(items: Sequence[Any]) -> dict[str | bytes, Any]:
+    if not all(isinstance(key, str | bytes) for key in items[::2]):
+        raise DataError("the pickle holds a dictionary whose keys are no names: this is not the official archive")
+    return dict(zip(items[::2], items[1::2], strict=True))

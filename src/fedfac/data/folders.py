@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import warnings
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,15 +19,18 @@ from torch import Tensor
 from fedfac.data.pool import ArrayPool
 from fedfac.data.samples import Samples, class_order
 from fedfac.errors import ConfigError, DataError
+from fedfac.limits import PIXELS, check_memory
 
 Pixels = npt.NDArray[np.uint8]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 _GRAY = ("1", "L", "LA")
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")  # no format that runs programs
 _DEEP = ("I", "F")  # and their variants: I;16, F;32F, ...
 _BROKEN = (
     *(OSError, SyntaxError, ValueError, EOFError, TypeError, KeyError, IndexError),  # what decoders say of damage
-    *(struct.error, Image.DecompressionBombError),
+    *(struct.error, AttributeError, RuntimeError, OverflowError, MemoryError, zlib.error),
+    *(Image.DecompressionBombError, Image.DecompressionBombWarning),
 )
 
 
@@ -42,7 +47,8 @@ def image_folder(path: str | Path, *, size: int | None = None, classes: Sequence
     files = _images(root)
     names = _names(root, files)
     order = class_order(sorted({name[-1] for name in names}), classes, str(root))
-    targets = torch.tensor([order.index(name[-1]) for name in names])
+    places = {name: number for number, name in enumerate(order)}
+    targets = torch.tensor([places[name[-1]] for name in names])
     pool = ArrayPool(_pixels(files, size), targets, from_bytes)
     return Samples(
         name=root.resolve().name,
@@ -100,10 +106,12 @@ def _pixels(files: Sequence[Path], size: int | None) -> Tensor:
     grey = all(_is_grey(path) for path in files)
     with opened(files[0]) as first:
         height, width = (size, size) if size else pixels(first, str(files[0])).shape[:2]
-    images = torch.empty(len(files), 1 if grey else 3, height, width, dtype=torch.uint8)
+    channels = 1 if grey else 3
+    check_memory(len(files) * channels * height * width, f"{len(files)} images of {width} × {height} pixels")
+    images = torch.empty(len(files), channels, height, width, dtype=torch.uint8)
     for i, path in enumerate(files):
         with opened(path) as image:
-            images[i] = channels_first(pixels(image, str(path), (width, height)), 1 if grey else 3)
+            images[i] = channels_first(pixels(image, str(path), (width, height)), channels)
     return images
 
 
@@ -116,7 +124,10 @@ def _is_grey(path: Path) -> bool:
 def opened(file: Any, where: str = "") -> Iterator[Image.Image]:
     """An image file, or the error that names it."""
     try:
-        with Image.open(file) as image:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the bound here is lower, and an error
+            image = Image.open(file, formats=FORMATS)
+        with image:
             yield image
     except DataError:
         raise
@@ -126,6 +137,11 @@ def opened(file: Any, where: str = "") -> Iterator[Image.Image]:
 
 def pixels(image: Image.Image, where: str, size: tuple[int, int] | None = None) -> Pixels:
     """An image as (height, width) or (height, width, 3) bytes, upright, without transparency."""
+    width, height = image.size
+    if width * height > PIXELS:
+        raise DataError(f"{where} has {width} × {height} pixels; allowed: {PIXELS} in all. Make it smaller first")
+    if image.format != "MPO" and getattr(image, "is_animated", False):
+        raise DataError(f"{where} has several pictures in one file; allowed: one. Take them apart first")
     if image.mode.startswith(_DEEP):
         raise DataError(f"{where} has pixels of type {image.mode!r}; allowed: 8 bits a colour. Convert it first")
     image = ImageOps.exif_transpose(image)

@@ -8,26 +8,33 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from PIL import Image
 from torch import Tensor
 
+from fedfac.data.bounded import is_bytes, is_text
 from fedfac.data.images import Bytes, ImageSet, Labels, check_labels, damaged
 from fedfac.errors import DataError
+from fedfac.limits import NAME, check_unpacked
 
 _ROWS = 512  # images that are decoded at a time
+_BATCH_BYTES = 2**29
 
 
 def read_parquet(files: Sequence[Path], images: ImageSet) -> dict[str, Tensor]:
     """Inputs, targets and, where there are any, owners of all rows."""
     opened = [_open_parquet(path, images) for path in files]
     total = sum(file.metadata.num_rows for file in opened)
+    stored = sum(path.stat().st_size for path in files)
+    check_unpacked(total * prod(images.shape), stored, f"{files[0].parent}: {total} images")
     inputs = torch.empty((total, *images.shape), dtype=torch.uint8)
     targets = torch.empty(total, dtype=torch.int64)
     owner = images.owner if all(images.owner in file.schema_arrow.names for file in opened) else None
@@ -38,6 +45,8 @@ def read_parquet(files: Sequence[Path], images: ImageSet) -> dict[str, Tensor]:
         waiting: deque[Future[None]] = deque()  # a bounded queue: few encoded images are in memory at a time
         for path, row, batch in _batches(files, opened, images, owner):
             end = start + batch.num_rows
+            if end > total:
+                raise DataError(f"{path} has more rows than it says; it is damaged, fetch it again")
             labels[start:end] = _labels(batch, path, row, images)
             encoded = batch.column(images.image).flatten()[0].to_pylist()
             waiting.append(threads.submit(_decode, encoded, pixels[start:end], f"{path}, row", row))
@@ -48,6 +57,8 @@ def read_parquet(files: Sequence[Path], images: ImageSet) -> dict[str, Tensor]:
             start = end
         for job in waiting:
             job.result()
+    if start != total:
+        raise DataError(f"{files[0].parent} has {start} images and says {total}; a file is damaged, fetch it again")
     return {"inputs": inputs, "targets": targets} | (_numbered(owners) if owner is not None else {})
 
 
@@ -55,7 +66,7 @@ def _open_parquet(path: Path, images: ImageSet) -> Any:
     """The file, if it has the columns of the data set."""
     try:
         file = pq.ParquetFile(path)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(damaged(path, "a parquet file", error)) from error
     schema = file.schema_arrow
     wanted = [images.image, images.label] + ([images.owner] if images.owner and images.owner_needed else [])
@@ -68,12 +79,21 @@ def _open_parquet(path: Path, images: ImageSet) -> Any:
     image, label = schema.field(images.image).type, schema.field(images.label).type
     if not (pa.types.is_struct(image) and image.get_field_index("bytes") >= 0):
         raise DataError(f"{path}: column {images.image} is {image}; wanted: a struct with the image file as 'bytes'")
+    names = [field.name for field in image]
+    if not is_bytes(image.field(names.index("bytes")).type):
+        raise DataError(f"{path}: column {images.image} has 'bytes' that are none; wanted: the image file as bytes")
     if not pa.types.is_integer(label):
         raise DataError(f"{path}: column {images.label} is {label}; wanted: whole numbers 0..{images.classes - 1}")
     if file.metadata.num_rows == 0:
         raise DataError(f"{path} has no rows")
     _check_class_names(path, schema.metadata or {}, images)
     return file
+
+
+def _rows_at_a_time(file: Any) -> int:
+    """So many rows that a batch is small even if each of them is the largest image that a row group can hold."""
+    groups = [file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups)]
+    return int(max(1, min(_ROWS, _BATCH_BYTES // max(1, *groups))))
 
 
 def _check_class_names(path: Path, metadata: Mapping[bytes, bytes], images: ImageSet) -> None:
@@ -108,10 +128,10 @@ def _batches(
     for path, file in zip(files, opened, strict=True):
         row = 0
         try:
-            for batch in file.iter_batches(batch_size=_ROWS, columns=columns):
+            for batch in file.iter_batches(batch_size=_rows_at_a_time(file), columns=columns):
                 yield path, row, batch
                 row += batch.num_rows
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(damaged(path, "a parquet file", error)) from error
 
 
@@ -128,7 +148,14 @@ def _texts(batch: Any, name: str, path: Path) -> Any:
     column = batch.column(name)
     if column.null_count:
         raise DataError(f"{path} has rows without a {name}")
-    return column.cast(pa.string())
+    if is_text(column.type):
+        longest = pc.max(pc.utf8_length(column)).as_py() or 0
+        if longest > NAME:
+            raise DataError(f"{path} has a {name} of {longest} characters; allowed: {NAME}")
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowException as error:
+        raise DataError(f"{path}: the column {name} is of type {column.type}; wanted: text or whole numbers") from error
 
 
 def _numbered(owners: Sequence[Any]) -> dict[str, Tensor]:

@@ -42,7 +42,8 @@ class Samples:
 
 def class_order(found: Sequence[str], classes: Sequence[str] | None, where: str) -> tuple[str, ...]:
     """All classes in order: those that were found, or those that ``classes`` names, of which some may not occur."""
-    unknown = [name for name in found if classes is not None and name not in classes]
+    allowed = frozenset(classes or ())
+    unknown = [name for name in found if classes is not None and name not in allowed]
     if classes is not None and unknown:
         raise DataError(f"{where} has the class {unknown[0]!r}. {did_you_mean(unknown[0], classes)}")
     return tuple(found if classes is None else classes)

@@ -13,9 +13,8 @@ Means and standard deviations are those of all clients' rows together, test rows
 
 from __future__ import annotations
 
-import zipfile
-import zlib
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,10 +25,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedfac.config import MOST_CLASSES
+from fedfac.data.bounded import MOST_COLUMNS, check_text, coded, is_text, npz_arrays, parquet_table, readable
 from fedfac.data.files import Source, find
 from fedfac.data.pool import ArrayPool
 from fedfac.data.samples import Samples, class_order
 from fedfac.errors import ConfigError, DataError, did_you_mean
+from fedfac.limits import check_memory, check_name
+from fedfac.words import printable, quoted
 
 Numbers = npt.NDArray[np.float64]
 Features = npt.NDArray[np.float32]
@@ -54,20 +57,27 @@ def csv_or_parquet(
     shape (n, 1). ``client`` names the column that says whose row it is.
     """
     path = Path(path)
-    table = _read(path)
-    _check_columns(path, table, label, client, drop)
-    features = [name for name in table.column_names if name not in {label, client, *drop}]
-    if not features:
-        raise DataError(f"{path} has no input columns beside {sorted({label, client or label, *drop})}")
-    inputs = np.concatenate([_feature(table[name], f"{path}, column {name!r}") for name in features], axis=1)
-    targets, names = _targets(table[label], f"{path}, label {label!r}", classes)
-    owners = None if client is None else _owners(table[client], f"{path}, client {client!r}")
+    features: list[str] = []
+
+    def wanted(known: Sequence[str]) -> list[str]:
+        _check_columns(path, known, label, client, drop)
+        features.extend(name for name in known if name not in {label, client, *drop})
+        if not features:
+            raise DataError(f"{path} has no input columns beside {sorted({label, client or label, *drop})}")
+        return [*features, label, *([] if client is None else [client])]
+
+    table = _read(path, wanted)
+    check_memory(8 * table.num_rows * len(features), f"{path}, {len(features)} columns")
+    made = [_feature(table[name], f"{path}, column {quoted(name)}") for name in features]
+    inputs = np.concatenate(made, axis=1)
+    targets, names = _targets(table[label], f"{path}, label {quoted(label)}", classes)
+    owners = None if client is None else _owners(table[client], f"{path}, client {quoted(client)}")
     return _samples(path.stem, ArrayPool(torch.from_numpy(inputs), targets), names, owners)
 
 
 def columns_of(path: str | Path) -> list[str]:
     """The names of a table's columns."""
-    return list(_read(Path(path)).column_names)
+    return [printable(name) for name in _read(Path(path), lambda known: known).column_names]
 
 
 def _samples(name: str, pool: ArrayPool, names: tuple[str, ...] | None, owners: npt.NDArray[Any] | None) -> Samples:
@@ -82,22 +92,21 @@ def _samples(name: str, pool: ArrayPool, names: tuple[str, ...] | None, owners: 
     )
 
 
-def _read(path: Path) -> Any:
-    """The file as an arrow table with at least one row."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def _read(path: Path, wanted: Callable[[Sequence[str]], Sequence[str]]) -> Any:
+    """The ``wanted`` columns of the file as an arrow table with at least one row."""
     suffix = path.suffix.lower()
     if not path.is_file():
         raise DataError(f"there is no file {path}{_nearby(path)}")
     if suffix not in (*PARQUET, *CSV):
         raise DataError(f"{path} ends in {suffix!r}; allowed: {', '.join((*CSV, *PARQUET))}")
-    try:
-        table = pq.read_table(path) if suffix in PARQUET else _read_csv(path, delimiter=CSV[suffix])
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    with readable(path, "Is it whole, and in every row as many fields as in the first?"):
+        if suffix in PARQUET:
+            table = parquet_table(path, wanted)
+        else:
+            whole = _read_csv(path, delimiter=CSV[suffix])
+            table = whole.select(list(wanted(whole.column_names)))
     if table.num_rows == 0:
-        raise DataError(f"{path} has no rows; its columns are {table.column_names}")
+        raise DataError(f"{path} has no rows; its columns are {[printable(name) for name in table.column_names]}")
     return table
 
 
@@ -110,6 +119,11 @@ def _read_csv(path: Path, *, delimiter: str = ",", names: Sequence[str] | None =
     """One block, so that a column's type is found from all of its rows."""
     from pyarrow import csv
 
+    check_text(path)
+    with path.open("rb") as file:
+        columns = file.readline(2**24).count(delimiter.encode()) + 1
+    if columns > MOST_COLUMNS:
+        raise DataError(f"{path} has {columns} columns; allowed: {MOST_COLUMNS}")
     size = min(max(path.stat().st_size, 1) + 1, 2**31 - 1)
     missing = csv.ConvertOptions().null_values
     return csv.read_csv(
@@ -120,9 +134,8 @@ def _read_csv(path: Path, *, delimiter: str = ",", names: Sequence[str] | None =
     )
 
 
-def _check_columns(path: Path, table: Any, label: str, client: str | None, drop: Sequence[str]) -> None:
-    known = table.column_names
-    twice = sorted({name for name in known if known.count(name) > 1})
+def _check_columns(path: Path, known: Sequence[str], label: str, client: str | None, drop: Sequence[str]) -> None:
+    twice = sorted(name for name, times in Counter(known).items() if times > 1)
     if twice:
         raise DataError(f"{path} has several columns of the name {twice[0]!r}: rename them")
     if isinstance(drop, str):
@@ -144,18 +157,14 @@ def _separated(columns: Sequence[str]) -> str:
 
 
 def _plain(column: Any) -> Any:
-    """A column as one array without dictionary."""
+    """A column as one array; only texts stay numbers of texts."""
     import pyarrow as pa
 
-    if pa.types.is_dictionary(column.type):
+    if pa.types.is_dictionary(column.type) and not is_text(column.type):
         column = column.cast(column.type.value_type)
+    if pa.types.is_dictionary(column.type):
+        column = column.unify_dictionaries()
     return column.combine_chunks()
-
-
-def _is_text(kind: Any) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def _is_real(kind: Any) -> bool:
@@ -175,7 +184,7 @@ def _feature(column: Any, where: str) -> Features:
     column = _plain(column)
     if column.null_count == len(column):
         raise DataError(f"{where} is empty in all {len(column)} rows: leave it out (--drop; in Python drop=)")
-    if _is_text(column.type):
+    if is_text(column.type):
         return _one_hot(column, where)
     if _is_real(column.type) or _is_counted(column.type):
         return standardise(_numbers(column), where)[:, None]
@@ -216,14 +225,14 @@ def standardise(values: Numbers, where: str) -> Features:
 
 def _one_hot(column: Any, where: str) -> Features:
     """One column for each distinct text, in sorted order."""
-    values = column.to_numpy(zero_copy_only=False)
-    names = sorted({value for value in values if value is not None})
+    names, codes = coded(column, where)
     if len(names) > DISTINCT:
         raise DataError(
             f"{where} has {len(names)} distinct texts; allowed: {DISTINCT}, because each becomes an input. "
             "Leave it out (--drop; in Python drop=), or name it as the client"
         )
-    return np.stack([values == name for name in names], axis=1).astype(np.float32)
+    check_memory(4 * len(codes) * len(names), where)
+    return (codes[:, None] == np.arange(len(names))).astype(np.float32)
 
 
 def _targets(column: Any, where: str, classes: Sequence[str] | None = None) -> tuple[Tensor, tuple[str, ...] | None]:
@@ -234,21 +243,37 @@ def _targets(column: Any, where: str, classes: Sequence[str] | None = None) -> t
         if not np.isfinite(values).all():
             raise DataError(f"{where} is not a finite number in row {np.flatnonzero(~np.isfinite(values))[0]}")
         return torch.from_numpy(values.astype(np.float32))[:, None], None
-    if not (_is_counted(column.type) or _is_text(column.type)):
+    if not (_is_counted(column.type) or is_text(column.type)):
         raise DataError(f"{where} is of type {column.type}; allowed: integers, real numbers, truth values, text")
-    found, codes = np.unique(column.to_numpy(zero_copy_only=False), return_inverse=True)
-    names = tuple(str(name) for name in found)
+    names, codes = _distinct(column, where)
+    if len(names) > MOST_CLASSES:
+        raise DataError(f"{where} has {len(names)} distinct values; allowed: {MOST_CLASSES}. Is it the label?")
+    for name in names:
+        check_name(name, f"{where}: the class")
     order = class_order(names, classes, where)
-    numbers = np.array([order.index(name) for name in names], dtype=np.int64)
+    places = {name: number for number, name in enumerate(order)}
+    numbers = np.array([places[name] for name in names], dtype=np.int64)
     return torch.from_numpy(numbers[codes]), order
 
 
 def _owners(column: Any, where: str) -> npt.NDArray[Any]:
     """Whose row it is, as text."""
     column = _complete(_plain(column), where)
-    if not (_is_counted(column.type) or _is_text(column.type)):
+    if not (_is_counted(column.type) or is_text(column.type)):
         raise DataError(f"{where} is of type {column.type}; allowed: integers, truth values, text")
-    return column.to_numpy(zero_copy_only=False).astype(str)  # type: ignore[no-any-return]
+    names, codes = _distinct(column, where)
+    longest = max(len(check_name(name, f"{where}: the name")) for name in names)
+    check_memory(4 * longest * len(codes), where)
+    return np.array(names)[codes]
+
+
+def _distinct(column: Any, where: str) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+    """The distinct values as text, in the order of the values, and the number of each row's."""
+    if is_text(column.type):
+        texts, numbers = coded(column, where)
+        return tuple(texts), numbers
+    found, codes = np.unique(column.to_numpy(zero_copy_only=False), return_inverse=True)
+    return tuple(str(name) for name in found), codes.astype(np.int64)
 
 
 def _complete(column: Any, where: str) -> Any:
@@ -299,14 +324,10 @@ def heart(*, data_dir: Path | None = None) -> Samples:
 
 def _heart_file(path: Path) -> Numbers:
     """13 features and the label 0..4 of one hospital, NaN for ``?``."""
-    import pyarrow as pa
-
     columns = (*HEART_FEATURES, "num")
-    try:
+    with readable(path, f"Is it UCI's table of {len(columns)} numbers a row?"):
         table = _read_csv(path, names=columns)
         rows = np.stack([_numbers(_plain(table[name])) for name in columns], axis=1)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} is not UCI's table of {len(columns)} numbers a row: {error}") from error
     wrong = np.flatnonzero(~np.isin(rows[:, -1], range(5)))
     if len(wrong):
         raise DataError(f"{path}, row {wrong[0]}: the diagnosis is {rows[wrong[0], -1]}; allowed: 0, 1, 2, 3, 4")
@@ -356,7 +377,7 @@ def hapt(*, data_dir: Path | None = None) -> Samples:
     share readings with those that train.
     """
     (path,) = find(HAPT, data_dir)
-    arrays = _npz(path, _HAPT_ARRAYS)
+    arrays = npz_arrays(path, _HAPT_ARRAYS)
     signal, label, subject = (arrays[name] for name in _HAPT_ARRAYS)
     _check_hapt(path, signal, label, subject)
     signals = torch.from_numpy(np.ascontiguousarray(signal.transpose(0, 2, 1)))
@@ -365,28 +386,13 @@ def hapt(*, data_dir: Path | None = None) -> Samples:
     return _samples("hapt", pool, ACTIVITIES, subject.astype(str))
 
 
-def _npz(path: Path, wanted: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
-    """Arrays of an npz file; pickled objects are refused."""
-    try:
-        if not zipfile.is_zipfile(path):
-            raise zipfile.BadZipFile("it is no zip archive of arrays")
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in wanted if name in file.files}
-            found = sorted(file.files)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}. Is the file whole? Get it again") from error
-    if arrays.keys() != set(wanted):
-        raise DataError(f"{path} has the arrays {found}; wanted: {sorted(wanted)}")
-    return arrays
-
-
 def _check_hapt(path: Path, signal: npt.NDArray[Any], label: npt.NDArray[Any], subject: npt.NDArray[Any]) -> None:
     shapes = [array.shape for array in (signal, label, subject)]
     n = len(label) if label.ndim else 0
     if n == 0 or shapes != [(n, 128, 6), (n,), (n,)]:
         raise DataError(f"{path} has arrays of shapes {shapes}; wanted: {list(_HAPT_ARRAYS.values())}")
     kinds = [array.dtype.kind for array in (signal, label, subject)]
-    if kinds[0] != "f" or kinds[1] not in "iu" or kinds[2] not in "iu":
+    if kinds[0] != "f" or signal.itemsize > 8 or kinds[1] not in "iu" or kinds[2] not in "iu":
         types = [str(array.dtype) for array in (signal, label, subject)]
         raise DataError(f"{path} has arrays of {types}; wanted: real numbers, integers, integers")
     if not np.isfinite(signal).all():

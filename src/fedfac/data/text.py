@@ -36,11 +36,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedfac.data.bounded import check_text
 from fedfac.data.federation import Index
 from fedfac.data.files import Source, find
-from fedfac.data.leaf import users_of
+from fedfac.data.leaf import Windows, users_of
 from fedfac.data.samples import Samples
 from fedfac.errors import ConfigError, DataError
+from fedfac.limits import check_memory, check_name, check_unpacked
+from fedfac.words import quoted
 
 Codes = npt.NDArray[np.uint8]
 Parts = dict[str, tuple[Index, Index]]
@@ -85,6 +88,8 @@ def from_files(files: Sequence[Path], *, window: int = 80, all_positions: bool =
         text, parts = _from_speeches(_table_speeches(files), window)
     else:
         text, parts = _from_rows(_table_rows(files, window), window)
+    for role in parts:
+        check_name(role, "the role")
     if not parts:
         raise DataError(
             f"no role in {', '.join(path.name for path in files)} has text for a window of {window} characters "
@@ -190,8 +195,11 @@ def cut_lines(text: str) -> tuple[str, str]:
 def _table_speeches(files: Iterable[Path]) -> dict[str, str]:
     """Each role's text; the rows of one role are one text."""
     roles: dict[str, list[str]] = {}
+    size = 0
     for path in files:
         for batch in _batches(path, SPEECHES):
+            size += batch.nbytes
+            check_memory(size, str(path))
             for role, text in zip(*(batch[name].to_pylist() for name in SPEECHES), strict=True):
                 roles.setdefault(role, []).append(text)
     return {role: "\n".join(texts) for role, texts in roles.items()}
@@ -302,7 +310,7 @@ def _leaf_rows(files: Iterable[Path], window: int) -> Iterator[tuple[_Role, Code
         part = path.parent.name if path.parent.name in ("train", "test") else ""
         if divided and not part:
             raise DataError(f"{path} lies beside the folders train and test: which part is it? Move or remove it")
-        for role, (x, y) in _leaf_users(path).items():
+        for role, (x, y) in _leaf_users(path):
             for name, texts, wanted in (("x", x, window), ("y", y, 1)):
                 lengths = np.array([len(text) for text in texts], dtype=np.int64)
                 _check_widths(lengths, wanted, f"{path}, user {role!r}, {name!r} number {{}}", 0)
@@ -311,18 +319,12 @@ def _leaf_rows(files: Iterable[Path], window: int) -> Iterator[tuple[_Role, Code
                 yield (role, part if divided else ""), rows.reshape(-1, window + 1)
 
 
-def _leaf_users(path: Path) -> dict[str, tuple[list[str], list[str]]]:
-    users = {}
-    for user, data in users_of(path).items():
-        x, y = (_strings(data.get(name)) for name in ("x", "y"))
-        if x is None or y is None or len(x) != len(y):
-            raise DataError(f"{path}: user {user!r} needs lists 'x' and 'y' of texts, one y for every x")
-        users[user] = (x, y)
-    return users
-
-
-def _strings(values: Any) -> list[str] | None:
-    return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else None
+def _leaf_users(path: Path) -> Iterator[tuple[str, tuple[list[str], list[str]]]]:
+    wanted = "lists 'x' and 'y' of texts, one y for every x"
+    for user, data in users_of(path, Windows, wanted):
+        if len(data.x) != len(data.y):
+            raise DataError(f"{path}: user {quoted(user)} needs {wanted}: it has {len(data.x)} and {len(data.y)}")
+        yield user, (data.x, data.y)
 
 
 # ---------------------------------------------------------------- tables
@@ -335,7 +337,7 @@ def _readable(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}. Is the file whole? Delete it and get it again") from error
 
 
@@ -376,16 +378,40 @@ def _batches(path: Path, columns: Sequence[str]) -> Iterator[Any]:
 
 
 def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Any]:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as file:
-        yield from file.iter_batches(_BATCH, columns=list(columns))
+    with pq.ParquetFile(path, read_dictionary=list(columns)) as file:
+        size = 0
+        for batch in file.iter_batches(_BATCH, columns=list(columns)):
+            batch.validate(full=True)
+            size += sum(_length(batch[name]) for name in columns)
+            check_unpacked(size, path.stat().st_size, str(path))
+            yield pa.RecordBatch.from_arrays([_as_strings(batch[name]) for name in columns], names=list(columns))
+
+
+def _length(column: Any) -> int:
+    """Bytes of a column of texts, as if every row had its own."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    lengths = pc.binary_length(column.dictionary)
+    return int(pc.sum(lengths.take(column.indices)).as_py() or 0)
+
+
+def _as_strings(column: Any) -> Any:
+    import pyarrow as pa
+
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
 def _csv(path: Path, columns: Sequence[str]) -> Iterator[Any]:
     import pyarrow as pa
     from pyarrow import csv
 
+    check_text(path)
     types = csv.ConvertOptions(include_columns=columns, column_types=dict.fromkeys(columns, pa.string()))
     with csv.open_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True), convert_options=types) as reader:
         yield from reader
@@ -413,6 +439,7 @@ def _plays(files: Iterable[Path]) -> dict[str, str]:
     for path in files:
         play = re.sub(r"[^A-Z0-9]", "", path.stem.upper())
         try:
+            check_memory(path.stat().st_size, str(path))
             text = path.read_text(encoding="utf-8-sig")
         except (UnicodeDecodeError, OSError) as error:
             raise DataError(f"{path} cannot be read as UTF-8 text: {error}") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from fedfac import __version__
 from fedfac.engine.flower import data as node_data
@@ -17,13 +18,12 @@ from fedfac.engine.flower.settings import Deployment, NodeConfig
 from fedfac.errors import RunError
 from fedfac.exported import CONFIG, FORMAT, WEIGHTS
 from fedfac.newcomers import trained_copy
-from fedfac.rules import with_new_names
 from fedfac.run import atomic_write
 from fedfac.split import mask_of
 from fedfac.state import references, to_bytes
 
 
-def export(base: Path, out: Path, *, run: str | None = None, client: str | None = None) -> dict[str, object]:
+def export(base: Path, out: Path, *, run: str | None = None, client: str | None = None) -> dict[str, Any]:
     """Write the model of a client to ``out``; returns what its config says."""
     run, client = _chosen(base, run, client)
     folder = Folder(base, run, client)
@@ -32,7 +32,7 @@ def export(base: Path, out: Path, *, run: str | None = None, client: str | None 
         if found is None:
             raise RunError(f"{folder.path} has no model yet: it comes with the first evaluation of a run")
         about, server = found
-        deployment = Deployment.read(with_new_names(dict(about.run)))
+        deployment = Deployment.read(about.run)
         template, plan = deployment.plan(deployment.model(tuple(about.shape), about.classes))
         masks = {layer: mask_of(text) for layer, text in about.masks.items()}
         split = plan.split_in(about.round, masks)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+import torch
 from torch import nn
 
-from fedfac.errors import ConfigError, ModelError, did_you_mean
+from fedfac.errors import ConfigError, FedfacError, ModelError, RunError, did_you_mean
+from fedfac.limits import check_memory
 from fedfac.models.paper import char_lstm, femnist_cnn, resnet18, vgg16
 from fedfac.models.small import mlp, signal_cnn, small_cnn
+from fedfac.options import check_value
 from fedfac.seeds import global_stream
-from fedfac.state import check_same_tensors, load_state, references
+from fedfac.state import check_same_tensors, from_file, load_state, references
 
 Builder = Callable[..., nn.Module]
 MODELS: dict[str, Builder] = {
@@ -59,6 +60,17 @@ def _builder(name: str) -> Builder:
     return MODELS[name]
 
 
+def check_trusted(name: str, *, trust_code: bool) -> None:
+    """A name that comes from a file must not run code unless the user says so."""
+    if ":" in name and not trust_code:
+        module, _, function = name.partition(":")
+        raise ConfigError(
+            f"the file names the model {name!r}: to build it, the module {module!r} is imported and its function "
+            f"{function!r} called, which can do whatever you can. If you know and trust that code, allow it: "
+            "--trust-code (in Python trust_code=True). Nothing was imported"
+        )
+
+
 def imported(name: str) -> Callable[..., Any]:
     """The function that ``module:function`` names."""
     module, _, function = name.partition(":")
@@ -82,20 +94,39 @@ def build(
     for key in options:
         if key not in known:
             raise ConfigError(f"model {name!r} has no option {key!r}. {did_you_mean(key, known)}")
+        check_value(f"model {name!r}", key, options[key], known[key])
+    builder = _builder(name)
+    if builder.__module__.startswith("fedfac."):
+        _check_size(name, builder, {"shape": shape, "classes": classes, **options})
     with global_stream(seed, "model"):
-        model = _builder(name)(shape=shape, classes=classes, **options)
+        model = builder(shape=shape, classes=classes, **options)
     if weights is not None:
         load_weights(model, weights)
     return model
 
 
+def _check_size(name: str, builder: Builder, given: Mapping[str, Any]) -> None:
+    """Build it without memory first: a setting too large by a few digits would fill the machine."""
+    try:
+        with torch.device("meta"):
+            made = references(builder(**given))
+    except FedfacError:
+        raise
+    except Exception as error:  # PyTorch has no word of its own for sizes that cannot be
+        said = ", ".join(f"{key} = {value!r}" for key, value in given.items())
+        reason = str(error).partition("\n")[0]
+        raise ModelError(f"the model {name!r} cannot be built with {said}: {reason}") from error
+    size = sum(tensor.numel() * tensor.element_size() for tensor in made.values())
+    check_memory(size, f"the model {name!r}", ModelError)
+
+
 def load_weights(model: nn.Module, path: str | Path) -> None:
     """Start from a safetensors file of your own; its names and shapes must be the model's."""
     try:
-        state = load_file(path)
+        state = from_file(Path(path))
     except FileNotFoundError as error:
         raise ModelError(f"there is no weights file {path}") from error
-    except (OSError, SafetensorError) as error:
+    except (OSError, RunError) as error:
         raise ModelError(f"the weights file {path} is not a whole safetensors file: {error}") from error
     check_same_tensors(references(model), state)
     load_state(model, state)

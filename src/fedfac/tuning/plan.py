@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from fedfac import experiment, methods
 from fedfac.anatomy import Anatomy
@@ -15,6 +17,7 @@ from fedfac.data.federation import Federation
 from fedfac.disk import private_folder
 from fedfac.errors import ConfigError, DataError, RunError, did_you_mean
 from fedfac.factor import check_kappa
+from fedfac.limits import read_json
 from fedfac.method import at_least_one
 from fedfac.options import layer_keys
 from fedfac.preflight import json_like
@@ -30,6 +33,25 @@ VALIDATION_SHARE = 0.2
 TRIALS = 30
 
 Value = str | float
+
+
+class Space(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """[tune] in a config file: the values to try."""
+
+    layers: list[str | list[str | int]] = []
+    tau: list[str | float] = []
+    kappa: list[float] = []
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is written down of a search."""
+
+    tables: dict[str, dict[str, Any]]
+    space: dict[Literal["layers", "tau", "kappa"], list[str | float]]
+    mode: Literal["stages", "joint"]
+    trials: int
+    auto: bool
+    metric: Literal["accuracy", "loss"]
 
 
 @dataclass(frozen=True)
@@ -97,13 +119,14 @@ def plan(
     mode: str = "stages",
     trials: int = TRIALS,
     auto: bool = False,
+    trust_code: bool = False,
 ) -> Search:
     """Check everything, then write down what is searched; a search that is already there must be the same.
 
     ``space`` holds the values to try, by parameter (default: every hidden layer by itself, and the paper's τ and κ);
     ``parameters`` says which are tuned (default: all that the method has).
     """
-    config = Config.from_dict(tables)
+    config = Config.from_dict(tables, trust_code=trust_code)
     if mode not in MODES:
         raise ConfigError(f"mode is {mode!r}. {did_you_mean(mode, MODES)}")
     if auto and mode == "joint":
@@ -151,12 +174,12 @@ def plan(
     return search
 
 
-def load(out: Path) -> Search:
+def load(out: Path, *, trust_code: bool = False) -> Search:
     """The search in a folder."""
     found = _read(out)
     return Search(
         out,
-        Config.from_dict(found["tables"]),
+        Config.from_dict(found["tables"], trust_code=trust_code),
         {name: tuple(values) for name, values in found["space"].items()},
         *(found[name] for name in ("mode", "trials", "auto", "metric")),
     )
@@ -168,13 +191,8 @@ def is_search(out: Path) -> bool:
 
 
 def _read(out: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((out / PLAN).read_text())
-        if not isinstance(found, dict) or not {"tables", "space", "mode", "trials", "auto", "metric"} <= found.keys():
-            raise ValueError("it is not a search")
-    except (OSError, ValueError) as error:
-        raise RunError(f"{out / PLAN} cannot be read ({error}); nothing was changed") from error
-    return found
+    plan: dict[str, Any] = msgspec.to_builtins(read_json(out / PLAN, Plan, what="a search", error=RunError))
+    return plan
 
 
 def _tunable(config: Config) -> list[str]:

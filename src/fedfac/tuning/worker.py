@@ -265,7 +265,11 @@ def _helpers(search: Search, number: int, lanes: int | None, device: str | None)
     context = multiprocessing.get_context("spawn")  # a fork would copy PyTorch's threads half-way
     stop = context.Event()
     helpers = [
-        context.Process(target=_help, args=(str(search.out), lanes, device, stop, os.getpid()), daemon=True)
+        context.Process(
+            target=_help,
+            args=(str(search.out), search.config.trust_code, lanes, device, stop, os.getpid()),
+            daemon=True,
+        )
         for _ in range(number)
     ]
     for helper in helpers:
@@ -278,7 +282,8 @@ def _helpers(search: Search, number: int, lanes: int | None, device: str | None)
             helper.join()
 
 
-def _help(out: str, lanes: int | None, device: str | None, stop: Any, parent: int) -> None:
+def _help(out: str, trust_code: bool, lanes: int | None, device: str | None, stop: Any, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the first process decides
     require()
-    work(load(Path(out)), lanes=lanes, device=device, should_stop=lambda: stop.is_set() or os.getppid() != parent)
+    search = load(Path(out), trust_code=trust_code)
+    work(search, lanes=lanes, device=device, should_stop=lambda: stop.is_set() or os.getppid() != parent)
