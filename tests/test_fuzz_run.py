@@ -26,10 +26,11 @@ from fedfac.conformance import small_federation, small_model
 from fedfac.errors import FedfacError
 from fedfac.run import RunDirectory
 from fedfac.state import digest
+from fedfac.switches import Average
 
 MUTATIONS = int(os.environ.get("FEDFAC_FUZZ", "60"))
 SEED = int(os.environ.get("FEDFAC_FUZZ_SEED", "0"))
-METHOD = methods.fedfac(layers=[1], average=0.5)
+METHOD = methods.fedfac(layers=[1]) | Average(0.5)
 TEXTS = ("config.json", "partition.json", "metrics.jsonl", "timing.jsonl")
 WEIRD: list[Any] = [
     None, True, -1, 0, 10**18, 10**400, 1e308, -0.5, float("nan"), float("inf"), "", "x", "\x1b[31m", "²", "9" * 5000,

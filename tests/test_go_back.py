@@ -34,7 +34,7 @@ SPLIT = Split({"w": (3,)}, frozenset({"w"}))
 
 
 def fit(out: Path, **more: Any) -> fedfac.Result:
-    method = methods.fedfac(layers=[1], decay=0.5, server_momentum=0.5, average=0.5)
+    method = methods.fedfac(layers=[1]) | Decay(0.5) | ServerMomentum(0.5) | Average(0.5)
     how: dict[str, Any] = {"method": method, "rounds": 8, "cohort": 2, "epochs": 1, "batch_size": 8, "lanes": 1}
     how["evaluate_every"] = 1
     return fedfac.fit(small_model(), small_federation(), out=out, device="cpu", **how | more)
@@ -280,6 +280,7 @@ KILLED = """
 import os, signal, sys
 from fedfac.database import Database
 from fedfac.run import RunDirectory
+from fedfac.switches import Average, Decay, ServerMomentum
 usually, left = Database.execute, [int(sys.argv[2])]
 def execute(self, sql, values=()):
     if left[0] == 0:

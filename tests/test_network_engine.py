@@ -238,7 +238,7 @@ def test_a_run_that_nodes_refuse_ends_in_its_first_round_and_says_why(
     text = message(RunError, lambda: session(run, Loopback(nodes(run, tmp_path))).drive())
     who = "0, 2, 3" if method == "fedfac-static" else "0, 1, 3"  # the cohort of the first round, 0 or 1
     assert text.startswith(f"{who}: its owner has not agreed to be measured")
-    assert "(fedfac-plus with schedule='dynamic' and elements='refreshed', fedper)" in text
+    assert "(fedfac-plus with schedule='dynamic' and joint=True, fedper)" in text
     assert text.endswith("--node-config 'share-weights=true'")
     assert f"refused (method {method!r}, layers fc1)" in caplog.text
 

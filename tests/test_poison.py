@@ -28,6 +28,7 @@ from fedfac.rules import Rule
 from fedfac.run import RunDirectory
 from fedfac.split import Split
 from fedfac.state import references
+from fedfac.switches import Average, Decay, ServerMomentum, Warmup
 
 HOW: dict[str, Any] = {"epochs": 1, "batch_size": 8, "lanes": 1, "device": "cpu", "evaluate_every": 1}
 ALONE = "the sums of one client, with its shared weights, give all its personal weights"
@@ -74,7 +75,7 @@ def test_why_the_sums_of_one_client_and_its_shared_rows_are_its_personal_rows() 
     [
         (methods.fedfac(layers=[1]), {"cohort": 1}),
         (methods.fedfac(layers=[1], schedule="static"), {"cohort": 1}),
-        (methods.fedfac(layers=[1], warmup=1), {"cohort": 1}),
+        (methods.fedfac(layers=[1]) | Warmup(1), {"cohort": 1}),
         (methods.fedfac(layers=[1]), {"rate": 0.2}),
         (methods.fedfac(layers=[1]), {"newcomers": 0.8}),
         (methods.fedfac(layers=[1]), {"federation": small_federation(clients=1)}),
@@ -184,7 +185,7 @@ SPOILT: dict[str, Callable[[Sums], Sums]] = {
 
 @pytest.mark.parametrize("what", SPOILT)
 def test_an_aggregate_that_is_not_fine_is_not_taken(tmp_path: Path, what: str) -> None:
-    method = methods.fedavg(server_momentum=0.5, average=0.5)
+    method = methods.fedavg() | ServerMomentum(0.5) | Average(0.5)
 
     def poison(engine: Engine) -> Engine:
         return Poisoned(engine, SPOILT[what], [2])
@@ -210,7 +211,7 @@ def test_an_aggregate_that_is_not_fine_is_not_taken(tmp_path: Path, what: str) -
 
 
 def test_a_poisoned_round_changes_no_personal_state_no_mask_and_no_memory(tmp_path: Path) -> None:
-    method = methods.fedfac(layers=[1], decay=0.5)
+    method = methods.fedfac(layers=[1]) | Decay(0.5)
     one = fit(method, rounds=1, out=tmp_path / "one")
     two = fit(method, rounds=2, out=tmp_path / "two", engine=lambda e: Poisoned(e, one_number(1e300), [2]))
     assert "skipped" in two.records[1]
@@ -253,7 +254,7 @@ def test_a_step_of_the_server_that_overflows_is_not_taken() -> None:
         tensor = torch.full_like(sums.values["7.bias"], far.pop(0) if far else 0.0) * sums.weight
         return replace(sums, values={**sums.values, "7.bias": tensor})
 
-    result = fit(methods.fedavg(server_momentum=0.9), rounds=2, engine=lambda e: Poisoned(e, push, [1, 2]))
+    result = fit(methods.fedavg() | ServerMomentum(0.9), rounds=2, engine=lambda e: Poisoned(e, push, [1, 2]))
     assert "skipped" not in result.records[0]
     assert "after its step with momentum of 7.bias" in result.records[1]["skipped"]
     assert torch.isfinite(result.server["7.bias"]).all()

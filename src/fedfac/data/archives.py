@@ -140,7 +140,7 @@ class _Dtype(str):
 
 
 _NO_DATA = (*(pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET), *(pickle.EXT1, pickle.EXT2, pickle.EXT4))
-_Plain: Any = pickle._Unpickler  # type: ignore[attr-defined]  # in Python: the other one allocates what a pickle asks for
+_Plain: Any = pickle._Unpickler  # in Python: the other one allocates what a pickle asks for
 
 
 class _ArraysOnly(_Plain):  # type: ignore[misc]

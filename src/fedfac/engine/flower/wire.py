@@ -51,7 +51,7 @@ MEASURE, MASKS, ROUND, EVALUATION, CHANGED = "measure", "masks", "round", "evalu
 REFUSALS: Mapping[str, str] = {
     MEASURE: "its owner has not agreed to be measured: the moments of a layer, together with the rows of it that are "
     "shared, give a server the personal rows too. Choose a method that does not measure what is personal "
-    "(fedfac-plus with schedule='dynamic' and elements='refreshed', fedper), or let the owner agree: "
+    "(fedfac-plus with schedule='dynamic' and joint=True, fedper), or let the owner agree: "
     "--node-config 'share-weights=true'",
     MASKS: "the masks are not those that the method makes, or not those of before: more would leave than the run says",
     ROUND: "rounds only go forward, and a round is repeated only with the same state and masks. To go back, let the "
