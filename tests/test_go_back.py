@@ -29,6 +29,7 @@ from fedfac.engine.protocol import Engine
 from fedfac.errors import ConfigError, RunError
 from fedfac.run import RunDirectory
 from fedfac.split import Split
+from fedfac.switches import Average, Decay, ServerMomentum
 
 SPLIT = Split({"w": (3,)}, frozenset({"w"}))
 
@@ -280,7 +281,6 @@ KILLED = """
 import os, signal, sys
 from fedfac.database import Database
 from fedfac.run import RunDirectory
-from fedfac.switches import Average, Decay, ServerMomentum
 usually, left = Database.execute, [int(sys.argv[2])]
 def execute(self, sql, values=()):
     if left[0] == 0:
