@@ -34,7 +34,8 @@ def check_value(owner: str, option: str, value: Any, parameter: inspect.Paramete
         wrong = [one for one in value if not isinstance(one, int | str)]
         if wrong:
             raise ConfigError(f"{option} of {owner} has {wrong[0]!r} in it; layers are named by text or numbers")
-    if wanted not in _KINDS or (value is None and parameter.default is None):
+    optional = parameter.default is None or str(parameter.annotation).endswith(" | None")
+    if wanted not in _KINDS or (value is None and optional):
         return
     if not isinstance(value, _KINDS[wanted]) or (isinstance(value, bool) and wanted != "bool"):
         raise ConfigError(f"{option} of {owner} is {value!r}; it must be of type {wanted}")

@@ -105,7 +105,10 @@ REFUSED: Mapping[str, Mapping[str, set[str]]] = {  # by switch: what is said, an
     "server_rate": {"shares nothing, so there is no server": {"local"}},
 }
 REASONS = {
-    (name, switch): reason for switch, said in REFUSED.items() for reason, names in said.items() for name in names
+    (name, switch): reason
+    for switch, said in REFUSED.items()
+    for reason, names in said.items()
+    for name in sorted(names)
 }
 PAIRS = list(itertools.product(METHODS, ON))
 TAKEN = [pair for pair in PAIRS if pair not in REASONS]
