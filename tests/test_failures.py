@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -333,12 +334,12 @@ for command in [*commands, [*start, "locked"], [*start, "locked/run"]]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's files need root to be made")
-def test_somebody_else_may_neither_read_nor_write(tmp_path: Path) -> None:
+def test_somebody_else_may_neither_read_nor_write() -> None:
     """A real other user: a private run, one that may be read and not written, and a folder that may not be written."""
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
     program = [sys.executable, "-c", NOBODY]
-    found = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to others
+        Path(folder).chmod(0o755)
+        found = subprocess.run(program, cwd=folder, capture_output=True, text=True, check=False, timeout=100)
     assert "Traceback" not in found.stderr, found.stderr
     results = [line.split()[1] for line in found.stdout.splitlines() if line.startswith("returned")]
     assert results == ["0", "1", "1", "1", "1", "1"], (found.stdout, found.stderr)

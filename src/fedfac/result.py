@@ -138,7 +138,10 @@ class Result:
             for r in self.records
             if "test" in r
         ]
-        return pa.Table.from_pylist(rows)
+        try:
+            return pa.Table.from_pylist(rows)
+        except (pa.ArrowException, TypeError) as error:
+            raise RunError(f"the figures of this run's rounds are not of one kind: {error}") from error
 
     @property
     def accuracy(self) -> float:

@@ -154,6 +154,8 @@ class RunDirectory:
         try:
             run = cls(path, config, lock)
             run._check_whole()
+            if from_round is not None:
+                run._check_back(from_round)
             run._rebuild_metrics()
             if from_round is not None:
                 run._go_back(from_round)
@@ -399,15 +401,22 @@ class RunDirectory:
         if text != found:
             atomic_write(path, text)
 
+    def _last(self) -> int | None:
+        (last,) = self._db.all("SELECT max(round) FROM rounds")[0]
+        return None if last is None else int(last)
+
+    def _check_back(self, round: int) -> None:
+        """Fail unless the run can go back to that round, or is there; nothing has been changed by then."""
+        if round != self._last():
+            earlier.check(self._db, round)
+
     def _go_back(self, round: int) -> None:
         """Give up what came after a round. A kill in between leaves the run as it was, or as it is afterwards.
 
         The lines go first: of a run that was not taken back yet, a resume writes them anew.
         """
-        last = self.checkpoint()
-        if last is not None and round == last.round:
+        if round == self._last():
             return
-        earlier.check(self._db, round)
         atomic_write(
             self.path / "metrics.jsonl",
             _lines(record for number, record, _, _ in self._whole_rounds() if number <= round),

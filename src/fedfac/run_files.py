@@ -109,6 +109,21 @@ class LayerRecord(msgspec.Struct):
     stopped: str = ""
 
 
+class Figures(msgspec.Struct):
+    """The figures of an evaluation; a run's own metrics may follow."""
+
+    model: str = ""
+    clients: Size = 0
+    samples: Size = 0
+    loss: float | None = None
+    accuracy: float | None = None
+    mean: float | None = None
+    std: float | None = None
+    median: float | None = None
+    worst_decile: float | None = None
+    jain: float | None = None
+
+
 class Record(msgspec.Struct):
     """A round's record, as far as every round has it."""
 
@@ -118,9 +133,9 @@ class Record(msgspec.Struct):
     cohort: list[Size] = []
     left_out: dict[str, str | None] = {}
     train_loss: float | None = None
-    test: dict[str, Any] = {}
-    validation: dict[str, Any] = {}
-    newcomers: dict[str, dict[str, Any]] = {}
+    test: Figures = msgspec.field(default_factory=Figures)
+    validation: Figures = msgspec.field(default_factory=Figures)
+    newcomers: dict[str, Figures] = {}
     skipped: str = ""
 
 
