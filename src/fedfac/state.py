@@ -109,6 +109,11 @@ def numel(state: Mapping[str, Tensor]) -> int:
     return sum(t.numel() for t in state.values())
 
 
+def bytes_in(state: Mapping[str, Tensor]) -> int:
+    """How many bytes its numbers take."""
+    return sum(t.numel() * t.element_size() for t in state.values())
+
+
 def to_bytes(state: Mapping[str, Tensor]) -> bytes:
     """The state as safetensors bytes: no code can hide in them."""
     return save({name: t.detach().cpu().contiguous() for name, t in state.items()})
