@@ -523,7 +523,14 @@ def test_a_run_directory_whose_config_lacks_what_is_needed(tmp_path: Path) -> No
     )
     file = tmp_path / "r" / "config.json"
     whole = json.loads(file.read_text())
-    for changed in ({"rounds": "x"}, {"origin": 3}, {"origin": {"train": 3}}, {"settings": {}}, {"split": None}):
+    damage: list[dict[str, Any]] = [
+        {"rounds": "x"},
+        {"origin": 3},
+        {"origin": {"train": 3}},
+        {"settings": {}},
+        {"split": None},
+    ]
+    for changed in damage:
         file.write_text(json.dumps(whole | changed))
         said = message(RunError, lambda: fedfac.load(tmp_path / "r"))
         assert "is no run's config" in said, changed

@@ -72,7 +72,7 @@ def test_errors_hold_no_control_character(tmp_path: Path) -> None:
         {"label": EVIL, "drop": ["age\x07"]},
     ):
         with pytest.raises(FedfacError) as caught:
-            csv_or_parquet(path, **arguments)  # type: ignore[arg-type]
+            csv_or_parquet(path, **arguments)
         assert is_clean(str(caught.value))
     assert is_clean(str(FedfacError(EVIL)))
     assert len(str(FedfacError("x" * 10**7))) < 5000

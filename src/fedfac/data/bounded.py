@@ -101,7 +101,7 @@ def _width(path: Path, field: Any) -> float:
             "values, text. Convert it or drop it"
         )
     try:
-        return max(1.0, field.type.bit_width / 8)
+        return max(1.0, float(field.type.bit_width) / 8)
     except ValueError:  # text: the number of one
         return 4.0
 

@@ -232,7 +232,8 @@ def _one_hot(column: Any, where: str) -> Features:
             "Leave it out (--drop; in Python drop=), or name it as the client"
         )
     check_memory(4 * len(codes) * len(names), where)
-    return (codes[:, None] == np.arange(len(names))).astype(np.float32)
+    hot: Features = (codes[:, None] == np.arange(len(names))).astype(np.float32)
+    return hot
 
 
 def _targets(column: Any, where: str, classes: Sequence[str] | None = None) -> tuple[Tensor, tuple[str, ...] | None]:

@@ -1,4 +1,7 @@
-"""Networks by name. ``register`` adds one of your own; ``module:function`` names one without registering it."""
+"""Networks by name. ``register`` adds one of your own; ``module:function`` names one without registering it.
+
+A file that names one as ``module:function`` is refused unless the user trusts it (:func:`check_trusted`).
+"""
 
 from __future__ import annotations
 
