@@ -299,9 +299,8 @@ def test_switches_have_their_ranges(options: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
 def test_a_look_at_all_clients_before_the_first_round_leaves_no_room_for_a_warm_up(joint: bool, schedule: str) -> None:
     method = fedfac_with(warmup=3, probe_all=True, joint=joint, schedule=schedule)
-    assert message(ConfigError, lambda: plan_of(method)) == (
-        "probe_all looks at all clients before the first round; with a warm-up there is no such look"
-    )
+    words = "probe_all looks at all clients before the first round; with a warm-up there is no such look"
+    assert message(ConfigError, lambda: plan_of(method)).endswith(words)
 
 
 def test_without_a_split_it_does_not_matter_which_layers_are_not_split() -> None:

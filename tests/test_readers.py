@@ -450,14 +450,17 @@ def test_an_exported_model_is_whole(tmp_path: Path) -> None:
         ({"model": {}}, "the name of the model is None; it must be text"),
         ({"method": {"name": 3}}, "the name of the method is 3; it must be text"),
         ({"shape": [10**9, 10**9, 10**9]}, "the model 'mlp' cannot be built with"),
-        ({"shape": [2**31, 2**20]}, "the model 'mlp' would take"),
+        ({"shape": [2**31, 2**20]}, "does not fit the checkpoint: it is larger"),
+        ({"model": {"name": "mlp", "hidden": 10**8}}, "does not fit the checkpoint: it is larger"),
+        ({"model": {"name": "mlp", "hiden": 5}}, "has no option 'hiden'"),
+        ({"model": {"name": "mlp", "hidden": "5"}}, "cannot be built with"),
         ({"shape": [-4]}, "Expected `int` >= 1 - at `$.shape[0]`"),
         ({"shape": 4}, "Expected `array`, got `int` - at `$.shape`"),
         ({"classes": 10**12}, "Expected `int` <= 2147483648 - at `$.classes`"),
         ({"split": "{}"}, "the split cannot be used: 'owners'"),
         ({"split": "[" * DEEP}, "the split cannot be used"),
         ({"split": '{"owners": {}, "shapes": {}, "personal": [], "masks": {}, "copies": {}}'}, "of other tensors"),
-        ({"model": {"name": "mlp", "hidden": 6}}, "does not fit the checkpoint"),
+        ({"model": {"name": "mlp", "hidden": 4}}, "does not fit the checkpoint: fc1.bias is (4,)"),
         ({"clients": 3}, "unknown key 'clients' in"),
         ({"format": "fedfac model 2"}, "is of format 'fedfac model 2'; this version of fedfac reads"),
     ],
@@ -520,14 +523,14 @@ def test_a_run_directory_whose_config_lacks_what_is_needed(tmp_path: Path) -> No
     )
     file = tmp_path / "r" / "config.json"
     whole = json.loads(file.read_text())
-    damages: list[dict[str, Any]] = [
+    damage: list[dict[str, Any]] = [
         {"rounds": "x"},
         {"origin": 3},
         {"origin": {"train": 3}},
         {"settings": {}},
         {"split": None},
     ]
-    for changed in damages:
+    for changed in damage:
         file.write_text(json.dumps(whole | changed))
         said = message(RunError, lambda: fedfac.load(tmp_path / "r"))
         assert "is no run's config" in said, changed

@@ -366,7 +366,7 @@ def known_options(labels: Sequence[str]) -> set[str]:
     return {option for label in labels for option in options_of(parse_method(label)[0])}
 
 
-def _expand(out: Path, wanted: Mapping[str, Any], *, trust_code: bool) -> Comparison:
+def _expand(out: Path, wanted: Mapping[str, Any], *, trust_code: bool = False) -> Comparison:
     labels, seeds, tables = wanted["methods"], wanted["seeds"], wanted["tables"]
     if not labels or len(set(labels)) != len(labels):
         raise ConfigError(f"methods is {','.join(labels)!r}; give at least one method, each once")

@@ -10,11 +10,11 @@ from torch import nn
 
 from fedfac import methods, models
 from fedfac.engine.store import MemoryStore
-from fedfac.errors import RunError
+from fedfac.errors import ModelError, RunError
 from fedfac.limits import fitting, read_json
 from fedfac.result import Result
 from fedfac.split import Split
-from fedfac.state import State, check_same_tensors, from_file, references
+from fedfac.state import State, nbytes, check_same_tensors, from_file, references
 
 FORMAT = "fedfac model 2"
 CONFIG, WEIGHTS = "model.json", "model.safetensors"
@@ -53,7 +53,7 @@ def load(path: str | Path, model: nn.Module | None = None, *, trust_code: bool =
         state = from_file(path / WEIGHTS)
     except OSError as error:
         raise RunError(f"{path} does not hold a whole model: {error}") from error
-    model = _built(path, about, trust_code=trust_code) if model is None else model
+    model = _built(path, about, state, trust_code=trust_code) if model is None else model
     options = {k: v for k, v in about.method.items() if k != "name"}
     template = methods.build(_named(path, "method", about.method), options).wrapped(model)
     check_same_tensors(references(template), state)
@@ -78,11 +78,15 @@ def _about(path: Path) -> About:
     return fitting(found, About, str(path / CONFIG))
 
 
-def _built(path: Path, about: About, *, trust_code: bool) -> nn.Module:
+def _built(path: Path, about: About, state: State, *, trust_code: bool) -> nn.Module:
+    """The network; one that is larger than the weights is not even built."""
     name = _named(path, "model", about.model)
     models.check_trusted(name, trust_code=trust_code)
     options = {k: v for k, v in about.model.items() if k not in ("name", "weights")}
-    return models.build(name, shape=about.shape, classes=about.classes or 1, seed=0, **options)
+    given = {"shape": about.shape, "classes": about.classes or 1, **options}
+    if set(options) <= set(models.options_of(name)) and models.bytes_of(name, **given) > nbytes(state):
+        raise ModelError(f"the model {name!r} of {path / CONFIG} does not fit the checkpoint: it is larger")
+    return models.build(name, seed=0, **given)
 
 
 def _named(path: Path, what: str, table: dict[str, Any]) -> str:

@@ -110,7 +110,7 @@ def numel(state: Mapping[str, Tensor]) -> int:
 
 
 def nbytes(state: Mapping[str, Tensor]) -> int:
-    """How many bytes of memory the state takes."""
+    """How many bytes its numbers take."""
     return sum(t.numel() * t.element_size() for t in state.values())
 
 

@@ -237,7 +237,7 @@ def test_toml(tmp_path: Path) -> None:
 
     attempt = written(path, read)
     attempt(TOML)
-    assert survives(attempt, [TOML], 80) > 10
+    assert survives(attempt, [TOML], 80) > 0
 
 
 @pytest.fixture(scope="module")

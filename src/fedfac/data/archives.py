@@ -7,7 +7,7 @@ import io
 import pickle
 import tarfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, ClassVar
@@ -140,16 +140,19 @@ class _Dtype(str):
 
 
 _NO_DATA = (*(pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET), *(pickle.EXT1, pickle.EXT2, pickle.EXT4))
-_Plain: Any = pickle._Unpickler  # in Python: the other one allocates what a pickle asks for
+_Plain = pickle._Unpickler  # in Python: the other one allocates what a pickle asks for
 
 
-class _ArraysOnly(_Plain):  # type: ignore[misc]
+class _ArraysOnly(_Plain):
     """Reads plain values and arrays of bytes. Whatever else a pickle asks for is refused, and never imported.
 
     The few names that a pickled numpy array needs lead to methods of this class, not to numpy's.
     """
 
     dispatch: ClassVar[dict[int, Any]] = {k: v for k, v in _Plain.dispatch.items() if bytes([k]) not in _NO_DATA}
+    stack: list[Any]
+    append: Callable[[Any], None]
+    pop_mark: Callable[[], list[Any]]
     encoded = 0  # characters that were
 
     def load_setitems(self) -> None:

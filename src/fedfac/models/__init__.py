@@ -1,4 +1,7 @@
-"""Networks by name. ``register`` adds one of your own; ``module:function`` names one without registering it."""
+"""Networks by name. ``register`` adds one of your own; ``module:function`` names one without registering it.
+
+A file that names one as ``module:function`` is refused unless the user trusts it (:func:`check_trusted`).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from fedfac.models.paper import char_lstm, femnist_cnn, resnet18, vgg16
 from fedfac.models.small import mlp, signal_cnn, small_cnn
 from fedfac.options import check_value
 from fedfac.seeds import global_stream
-from fedfac.state import check_same_tensors, from_file, load_state, references
+from fedfac.state import nbytes, check_same_tensors, from_file, load_state, references
 
 Builder = Callable[..., nn.Module]
 MODELS: dict[str, Builder] = {
@@ -96,8 +99,8 @@ def build(
             raise ConfigError(f"model {name!r} has no option {key!r}. {did_you_mean(key, known)}")
         check_value(f"model {name!r}", key, options[key], known[key])
     builder = _builder(name)
-    if builder.__module__.startswith("fedfac."):
-        _check_size(name, builder, {"shape": shape, "classes": classes, **options})
+    size = _size(name, builder, {"shape": shape, "classes": classes, **options})
+    check_memory(size, f"the model {name!r}", ModelError)
     with global_stream(seed, "model"):
         model = builder(shape=shape, classes=classes, **options)
     if weights is not None:
@@ -105,8 +108,15 @@ def build(
     return model
 
 
-def _check_size(name: str, builder: Builder, given: Mapping[str, Any]) -> None:
+def bytes_of(name: str, **given: Any) -> int:
+    """What a network of fedfac's own would take (shape, classes and options as for :func:`build`); 0 for others."""
+    return _size(name, _builder(name), given)
+
+
+def _size(name: str, builder: Builder, given: Mapping[str, Any]) -> int:
     """Build it without memory first: a setting too large by a few digits would fill the machine."""
+    if not str(getattr(builder, "__module__", "")).startswith("fedfac."):
+        return 0  # what others' code does without memory is not known
     try:
         with torch.device("meta"):
             made = references(builder(**given))
@@ -116,8 +126,7 @@ def _check_size(name: str, builder: Builder, given: Mapping[str, Any]) -> None:
         said = ", ".join(f"{key} = {value!r}" for key, value in given.items())
         reason = str(error).partition("\n")[0]
         raise ModelError(f"the model {name!r} cannot be built with {said}: {reason}") from error
-    size = sum(tensor.numel() * tensor.element_size() for tensor in made.values())
-    check_memory(size, f"the model {name!r}", ModelError)
+    return nbytes(made)
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
