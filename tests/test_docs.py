@@ -53,21 +53,6 @@ def test_links_of_the_readme_lead_somewhere() -> None:
     assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
 
 
-def test_the_readme_shows_the_figures_of_the_results_page() -> None:
-    readme, results = (ROOT / "README.md").read_text(), (ROOT / "docs" / "results.md").read_text()
-    rows = {"phones": "## People with phones", "four hospitals": "## Four hospitals", "FEMNIST": "## FEMNIST"}
-    methods = ["FedAvg", "local only", "FedPer", "FedFac dynamic"]
-    for start, heading in rows.items():
-        row = re.search(rf"^\| {start}.*$", readme, re.MULTILINE)
-        assert row is not None
-        shown = [cell.strip(" *") for cell in row[0].strip("|").split("|")[1:]]
-        section = results.split(heading)[1].split("\n## ")[0]
-        for method, figure in zip(methods, shown, strict=True):
-            line = re.search(rf"^\| {method} \|[ *]*(\.\d+)", section, re.MULTILINE)
-            assert line is not None
-            assert line[1] == figure
-
-
 def test_no_text_has_the_marks_of_a_merge() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in listed.splitlines():

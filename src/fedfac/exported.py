@@ -14,7 +14,7 @@ from fedfac.errors import ModelError, RunError
 from fedfac.limits import fitting, read_json
 from fedfac.result import Result
 from fedfac.split import Split
-from fedfac.state import State, nbytes, check_same_tensors, from_file, references
+from fedfac.state import State, check_same_tensors, from_file, nbytes, references
 
 FORMAT = "fedfac model 2"
 CONFIG, WEIGHTS = "model.json", "model.safetensors"

@@ -20,7 +20,7 @@ from fedfac.models.paper import char_lstm, femnist_cnn, resnet18, vgg16
 from fedfac.models.small import mlp, signal_cnn, small_cnn
 from fedfac.options import check_value
 from fedfac.seeds import global_stream
-from fedfac.state import nbytes, check_same_tensors, from_file, load_state, references
+from fedfac.state import check_same_tensors, from_file, load_state, nbytes, references
 
 Builder = Callable[..., nn.Module]
 MODELS: dict[str, Builder] = {
