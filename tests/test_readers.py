@@ -302,7 +302,14 @@ def test_no_image_runs_a_program(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\x1f\x8b", gzip.compress(b"", mtime=0), gzip.compress(b"x" * 600), gzip.compress(bytes(2000)), bytes(500)],
+    [
+        b"",
+        b"\x1f\x8b",
+        gzip.compress(b"", mtime=0),
+        gzip.compress(b"x" * 600, mtime=0),
+        gzip.compress(bytes(2000), mtime=0),
+        bytes(500),
+    ],
 )
 def test_archives_of_nothing(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(content)
