@@ -722,7 +722,7 @@ def test_a_server_s_rate_that_is_not_positive_is_refused(name: str, rate: float)
         (methods.fedrep(personal_layers=9), "9 layers were asked for; the model has 3"),
         (methods.lg_fedavg(local_layers=5), "5 layers were asked for; the model has 3"),
         (methods.lg_fedavg(local_layers=-2), "-2 layers were asked for; the model has 3"),
-        (methods.build("fedper", {"personal_layers": 1.5}), "1.5 layers were asked for"),
+        (methods.fedper(personal_layers=1.5), "1.5 layers were asked for"),  # type: ignore[arg-type]
     ],
     ids=str,
 )

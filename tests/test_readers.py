@@ -336,8 +336,11 @@ def test_plays_of_nothing(tmp_path: Path, content: bytes) -> None:
         ("[method]\nname = []", "name in [method] is []; it must be of type str"),
         ('[model]\nname = "mlp"\nhidden = 1000000000000', "the model 'mlp' would take 300.0 TB"),
         ('[model]\nname = "mlp"\nhidden = -1', "the model 'mlp' cannot be built with"),
-        ('[model]\nname = "mlp"\nhidden = "9"', "hidden of model 'mlp' is '9'; it must be of type int"),
-        ('[method]\nname = "fedper"\npersonal_layers = true', "personal_layers of method 'fedper' is True"),
+        ('[model]\nname = "mlp"\nhidden = "9"', "hidden is '9'; for the model 'mlp' it must be of type int"),
+        (
+            '[method]\nname = "fedper"\npersonal_layers = true',
+            "personal_layers is True; for the method 'fedper' it must be of type int",
+        ),
         ('[method]\nkappa = "x"', "kappa is x; it is a share of variance"),
         ("[method]\nlayers = [[1]]", "layers of method 'fedfac' has [1] in it"),
         ('[data]\nname = "a.csv"\nlabel = "y"\nclasses = "1000000000"', "a number of classes is from 1 to 100000"),
