@@ -326,6 +326,8 @@ def test_plays_of_nothing(tmp_path: Path, content: bytes) -> None:
         ("[data]\nx = " + "{a = " * 400 + "1" + "}" * 400, "more than 32 deep inside each other"),
         ("[data]\nname = '\x00'", "cannot be read"),
         ("# " + "x" * 2**20, "it has more than 1.0 MB"),
+        ('[data]\nname = "' + "x" * 5000 + '"', "cannot be read: [Errno 36] File name too long"),
+        ('[data]\nname = "hapt"\ndata_dir = "' + "x" * 5000 + '"', "File name too long"),
         ("data = 3", "data is 3; it must be a table, [data]"),
         ("[train]\nrounds = 1" + "0" * 30, "a whole number of 100 bits is in it; allowed: 63 bits"),
         ("[train]\nlr = 1" + "0" * 5000, "cannot be read"),

@@ -406,7 +406,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         config = json.loads(file.read_text())
     except FileNotFoundError as error:
         raise RunError(f"{path} holds no run: there is no {file.name} in it{_runs_in(path)}") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{file} cannot be read ({error}); nothing was changed") from error
     found = config.get("format") if isinstance(config, dict) else None
     if found != FORMAT:
