@@ -38,7 +38,7 @@ def check_value(owner: str, option: str, value: Any, parameter: inspect.Paramete
     if wanted not in _KINDS or (value is None and optional):
         return
     if not isinstance(value, _KINDS[wanted]) or (isinstance(value, bool) and wanted != "bool"):
-        raise ConfigError(f"{option} of {owner} is {value!r}; it must be of type {wanted}")
+        raise ConfigError(f"{option} is {value!r}; for the {owner} it must be of type {wanted}")
 
 
 def reader(parameter: inspect.Parameter) -> Callable[[str], Any]:

@@ -19,6 +19,7 @@ from fedfac.data.pool import ArrayPool
 from fedfac.data.samples import Samples
 from fedfac.errors import ConfigError, DataError, did_you_mean
 from fedfac.seeds import stream
+from fedfac.words import quoted
 
 log = logging.getLogger(__name__)
 CLIENTS = 100  # that data without clients of its own is cut into
@@ -77,6 +78,15 @@ def federate(samples: Samples, config: DataConfig, *, seed: int) -> Federation:
 
 def load_samples(config: DataConfig) -> Samples:
     """The data set itself: one with a name, or a file or folder of the user's."""
+    try:
+        return _samples_of(config)
+    except OSError as error:  # a name that no file can have, a folder that may not be looked into
+        raise DataError(
+            f"the data {quoted(config.name)} cannot be read: {error}. Check --data and --data-dir"
+        ) from error
+
+
+def _samples_of(config: DataConfig) -> Samples:
     known = SOURCES.get(config.name)
     if known is not None:
         options: dict[str, Any] = {"data_dir": Path(config.data_dir) if config.data_dir else None}
