@@ -282,7 +282,6 @@ def test_fedfac_plus_keeps_the_laws(options: dict[str, Any]) -> None:
     ("options", "text"),
     [
         ({"warmup": -1}, "warmup is -1; it is a whole number from 0 (off) up"),
-        ({"warmup": 1.5}, "warmup is 1.5; it is a whole number from 0 (off) up"),
         ({"refresh": -2}, "refresh is -2; it is a whole number from 0 (off) up"),
         ({"decay": 1.0}, "decay is 1.0; the weight of the round before is a number from 0 (none) to below 1"),
         ({"hysteresis": -0.1}, "hysteresis is -0.1; the margin is a number from 0 (none) to 1, in ranks"),
@@ -293,6 +292,15 @@ def test_switches_have_their_ranges(options: dict[str, Any], text: str) -> None:
     assert message(ConfigError, lambda: plus(**options)) == text
     if "solver" not in options:
         assert message(ConfigError, lambda: methods.build("fedper", options)) == text
+
+
+def test_a_switch_of_another_kind_than_its_own_is_refused_in_python_and_from_a_file() -> None:
+    assert message(ConfigError, lambda: Warmup(1.5)) == (  # type: ignore[arg-type]
+        "warmup is 1.5; it is a whole number from 0 (off) up"
+    )
+    assert message(ConfigError, lambda: methods.build("fedper", {"warmup": 1.5})).startswith(
+        "warmup of method 'fedper' is 1.5; it "
+    )
 
 
 @pytest.mark.parametrize("joint", [False, True])
