@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from fedfac import methods
+    from fedfac import methods, switches
     from fedfac.anatomy import Anatomy
     from fedfac.choosing.choose import choose
     from fedfac.data.federation import Federation
@@ -52,6 +52,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'fedfac' has no attribute {name!r}") from error
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
 __all__ = [
     "Anatomy",
     "Federation",
@@ -66,4 +70,5 @@ __all__ = [
     "fit",
     "load",
     "methods",
+    "switches",
 ]

@@ -38,7 +38,7 @@ from fedfac.engine.protocol import Engine
 from fedfac.engine.store import CachedStore, Elsewhere, MemoryStore, Store
 from fedfac.errors import ConfigError, TooFewRepliesError, TrainingError, UnsoundSumsError
 from fedfac.method import Loss, Method, at_least_one
-from fedfac.methods import fedfac as default_method
+from fedfac.methods import as_method
 from fedfac.numerics import Numerics
 from fedfac.observers import Observer, told
 from fedfac.preflight import (
@@ -71,7 +71,7 @@ def fit(
     model: nn.Module,
     federation: Federation,
     *,
-    method: Method | None = None,
+    method: Method | str | None = None,
     rounds: int = 50,
     rate: float | None = None,
     cohort: int | None = None,
@@ -113,8 +113,8 @@ def fit(
     federation
         The clients' data.
     method
-        For example ``fedfac.methods.fedfac(layers=[2], tau="50%")``; dynamic FedFac on the last hidden
-        layer by default.
+        For example ``fedfac.methods.fedfac(layers=[2], tau="50%")``, or a name such as ``"fedper"``; dynamic FedFac on
+        the last hidden layer by default.
     rounds
         Communication rounds, T.
     rate, cohort
@@ -159,7 +159,7 @@ def fit(
     """
     asked = dict(locals())  # the arguments: nothing else has a name yet
     local, settings = divided(asked, without=("model", "federation", "method", "on_round", "should_stop"))
-    return Session(model, federation, method, local, settings).drive(on_round, should_stop)
+    return Session(model, federation, as_method(method), local, settings).drive(on_round, should_stop)
 
 
 class Session:
@@ -172,11 +172,11 @@ class Session:
         self,
         model: nn.Module,
         federation: Federation | Roster,
-        method: Method | None,
+        method: Method,
         local: Local,
         settings: Settings,
     ) -> None:
-        self.method = method = default_method() if method is None else method
+        self.method = method
         self.federation, self.local, self.settings, self.seed = federation, local, settings, settings.seed
         at_least_one(
             rounds=settings.rounds, evaluate_every=settings.evaluate_every, evaluate_from=settings.evaluate_from

@@ -88,6 +88,21 @@ def build(name: str, options: Mapping[str, Any] | None = None) -> Method:
     return switched(METHODS[name](**own), options)
 
 
+def as_method(asked: Any) -> Method:
+    """A method as it is, or by its name; dynamic FedFac if nothing is asked for."""
+    if asked is None:
+        return fedfac()
+    if isinstance(asked, str):
+        return build(asked)
+    if not isinstance(asked, Method):
+        builder = " (call it: it is the builder of one)" if callable(asked) else ""
+        raise ConfigError(
+            f"method is a {type(asked).__name__}{builder}; allowed: a Method, such as fedfac.methods.fedper(), or the "
+            f"name of one, such as 'fedper'"
+        )
+    return asked
+
+
 def parameters_of(name: str) -> dict[str, inspect.Parameter]:
     """The parameters of a method: its builder's keywords, without those that the name already fixes."""
     check_name(name)
@@ -98,10 +113,11 @@ def parameters_of(name: str) -> dict[str, inspect.Parameter]:
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:
     """The parameters of a method, and the options of all switches; a switch that the method has shows its values."""
+    parameters = parameters_of(name)
     there = {k: v for switch in METHODS[name]().switches for k, v in switches.options_of(switch).items()}
     known = switches.parameters()
     own = {key: known[key].replace(default=value) for key, value in there.items() if value is not None}
-    return {**parameters_of(name), **known, **own}
+    return {**parameters, **known, **own}
 
 
 @cache
@@ -130,6 +146,7 @@ __all__ = [
     "METHODS",
     "all_personal",
     "apfl",
+    "as_method",
     "build",
     "check_name",
     "ditto",
