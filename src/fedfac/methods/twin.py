@@ -189,8 +189,7 @@ def pfedme(*, lam: float = 15.0) -> Method:
 def _mixed_objective(step: Step) -> Tensor:
     twin = _twin(step.model)
     if isinstance(twin, Mixed):
-        with torch.no_grad():
-            twin.alpha.clamp_(0, 1)  # the gradient is taken within [0, 1]
+        twin.alpha.data.clamp_(0, 1)  # the gradient is taken within [0, 1], also that of a term made before this
     return step.loss(twin.predict(step.inputs), step.targets)
 
 
