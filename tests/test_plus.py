@@ -298,9 +298,8 @@ def test_a_switch_of_another_kind_than_its_own_is_refused_in_python_and_from_a_f
     assert message(ConfigError, lambda: Warmup(1.5)) == (  # type: ignore[arg-type]
         "warmup is 1.5; it is a whole number from 0 (off) up"
     )
-    assert message(ConfigError, lambda: methods.build("fedper", {"warmup": 1.5})).startswith(
-        "warmup of method 'fedper' is 1.5; it "
-    )
+    said = message(ConfigError, lambda: methods.build("fedper", {"warmup": 1.5}))
+    assert said == "warmup is 1.5; for the method 'fedper' it must be of type int"
 
 
 @pytest.mark.parametrize("joint", [False, True])

@@ -18,7 +18,7 @@ import torch
 from cases import CASES, SMALL, Case
 from record import GoldenError, Outcome
 
-from fedfac import methods
+from fedfac import methods, switches
 from fedfac.comparison import parse_method
 
 HERE = Path(__file__).parent
@@ -184,7 +184,8 @@ def test_every_method_and_every_option_has_a_case() -> None:
     for name in spelled:
         family = next((names for names in FAMILIES if name in names), (name,))
         covered = set[str]().union(*(spelled[other] for other in family)) | NAMED
-        assert set(methods.options_of(name)) - covered == set(), name
+        assert set(methods.parameters_of(name)) - covered == set(), name
+    assert set(switches.parameters()) - set[str]().union(*spelled.values(), NAMED) == set()
 
 
 NUDGE = """
