@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-network golden check docs browser clean
+.PHONY: demo test test-network soak golden check docs browser clean
 
 demo: $(READY)
 	$(BIN)/fedfac demo
@@ -16,6 +16,11 @@ test: check
 # A SuperLink and SuperNodes as real processes on loopback: minutes, so apart from the other tests.
 test-network: $(READY)
 	$(BIN)/pytest tests/network -n 0 --timeout 600
+
+# The long forms: many kills, many mutations of every file and message that is read. Half an hour or more.
+soak: $(READY)
+	FEDFAC_KILLS=30 $(BIN)/pytest tests/test_kill.py -n 0 --timeout 3000
+	FEDFAC_FUZZ=5000 $(BIN)/pytest tests/fuzz tests/test_fuzz_run.py tests/attacks/test_fuzz_wire.py -n auto --timeout 3000
 
 # What every method comes to, bit by bit, against the commit that tests/golden/BASELINE names: some three minutes.
 golden: $(READY)

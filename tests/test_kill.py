@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sqlite3
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 RUN = ["run", "--clients", "8", "--rounds", "60", "--cohort", "4", "--epochs", "1", "--batch-size", "16", "--quiet"]
-KILLS = 10
+KILLS = int(os.environ.get("FEDFAC_KILLS", "5"))  # ten and more by 'make soak'
 
 
 def fedfac(*arguments: str) -> subprocess.Popen[bytes]:
@@ -23,7 +24,7 @@ def fedfac(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 def finish(*arguments: str) -> None:
-    out, err = (process := fedfac(*arguments)).communicate(timeout=120)
+    out, err = (process := fedfac(*arguments)).communicate(timeout=240)
     assert process.returncode == 0, (out, err)
 
 
@@ -37,7 +38,7 @@ def tables(folder: Path) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("method", ["fedfac", "fedfac-static"])
-def test_ten_kills_and_the_run_is_the_same(tmp_path: Path, method: str) -> None:
+def test_it_is_killed_again_and_again_and_the_run_is_the_same(tmp_path: Path, method: str) -> None:
     kills = KILLS if method == "fedfac" else 2
     finish(*RUN, "--method", method, "--out", str(tmp_path / "straight"))
     killed = tmp_path / "killed"
