@@ -98,10 +98,11 @@ def parameters_of(name: str) -> dict[str, inspect.Parameter]:
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:
     """The parameters of a method, and the options of all switches; a switch that the method has shows its values."""
+    parameters = parameters_of(name)
     there = {k: v for switch in METHODS[name]().switches for k, v in switches.options_of(switch).items()}
     known = switches.parameters()
     own = {key: known[key].replace(default=value) for key, value in there.items() if value is not None}
-    return {**parameters_of(name), **known, **own}
+    return {**parameters, **known, **own}
 
 
 @cache
