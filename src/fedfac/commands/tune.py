@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--try-kappa", metavar="A,B", help=f"values of kappa to try (default: {','.join(map(str, plans.KAPPAS))})"
     )
     parser.add_argument("--auto", action="store_true", help="pick the layer from two rounds instead of searching it")
-    parser.add_argument("--together", action="store_true", help="search all of them together, and prune hopeless trials")
+    parser.add_argument("--together", action="store_true", help="search all of them at once, and prune hopeless trials")
     parser.add_argument("--trials", type=int, metavar="N", help=f"trials of a joint search (default: {TRIALS})")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="processes at work (default: 1)")
     parser.add_argument("--out", metavar="DIR", help="folder for the search (default: runs/tune-N)")
