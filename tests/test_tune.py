@@ -218,7 +218,7 @@ def test_kill_and_go_on_gives_the_same(tmp_path: Path, mode: str, capsys: pytest
         "0.75,0.85",
         "--quiet",
     ]
-    flags += ["--together", "--trials", "4"] if mode == "joint" else []
+    flags += ["--jointly", "--trials", "4"] if mode == "joint" else []
     assert main([*flags, "--out", str(tmp_path / "straight"), "--json"]) == 0
     straight = json.loads(capsys.readouterr().out)
     killed = tmp_path / "killed"
@@ -360,7 +360,7 @@ def test_errors_say_what_to_do(
     (tmp_path / "full" / "x").touch()
     assert "is not empty and holds no search" in message(RunError, lambda: search(tmp_path / "full"))
     assert main(["tune", "--trials", "3", "--out", str(tmp_path / "u")]) == 1
-    assert "--trials goes with --together" in capsys.readouterr().err
+    assert "--trials goes with --jointly" in capsys.readouterr().err
     assert main(["tune", "--try-kappa", "a", "--out", str(tmp_path / "u")]) == 1
     assert "--try-kappa has 'a'; kappa is a number" in capsys.readouterr().err
     assert main(["resume", str(tmp_path / "s"), "--rounds", "9"]) == 1

@@ -54,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--try-kappa", metavar="A,B", help=f"values of kappa to try (default: {','.join(map(str, plans.KAPPAS))})"
     )
     parser.add_argument("--auto", action="store_true", help="pick the layer from two rounds instead of searching it")
-    parser.add_argument("--together", action="store_true", help="search all of them at once, and prune hopeless trials")
+    parser.add_argument(
+        "--jointly", dest="joint", action="store_true", help="search all of them together, and prune hopeless trials"
+    )
     parser.add_argument("--trials", type=int, metavar="N", help=f"trials of a joint search (default: {TRIALS})")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="processes at work (default: 1)")
     parser.add_argument("--out", metavar="DIR", help="folder for the search (default: runs/tune-N)")
@@ -71,14 +73,14 @@ def run(arguments: argparse.Namespace) -> int:
         if (text := getattr(arguments, f"try_{name}")) is not None:
             given[name] = [_number(word) if name == "kappa" else word for word in _words(text)]
     given["layers"] = [plans.label(layers) for layers in given["layers"]] if "layers" in given else []
-    if arguments.trials is not None and not arguments.together:
-        raise ConfigError("--trials goes with --together; stage by stage, every value is tried once")
+    if arguments.trials is not None and not arguments.joint:
+        raise ConfigError("--trials goes with --jointly; stage by stage, every value is tried once")
     search = plans.plan(
         Path(arguments.out) if arguments.out else free_folder("tune"),
         tables=tables,
         space={name: values for name, values in given.items() if values},
         parameters=_words(arguments.parameters) if arguments.parameters else None,
-        mode="joint" if arguments.together else "stages",
+        mode="joint" if arguments.joint else "stages",
         trials=TRIALS if arguments.trials is None else arguments.trials,
         auto=arguments.auto,
         trust_code=trusts_code(arguments),
