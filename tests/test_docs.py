@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", ["tutorial.md", "extending.md"])
+@pytest.mark.parametrize("page", ["tutorial.md", "command-line.md", "extending.md"])
 def test_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}

@@ -64,6 +64,17 @@ def test_a_table_with_semicolons(table: Path, capsys: pytest.CaptureFixture[str]
     assert "Its columns seem to be separated by ';': write the file with commas." in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["patients.tsv", "PATIENTS.CSV"])
+def test_every_table_that_is_read_can_be_named_as_data(
+    table: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = table.with_name(name)
+    own.write_text(table.read_text().replace(",", "\t") if name.endswith("tsv") else table.read_text())
+    asked = ["--data", str(own), "--label", "ill", "--client", "clinic", "--drop", "id,name"]
+    assert main(["data", "show", *asked, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["class_names"] == ["no", "yes"]
+
+
 def test_a_forgotten_client_column_is_noted_once(table: Path, caplog: pytest.LogCaptureFixture) -> None:
     asked = ["--data", str(table), "--label", "ill", "--drop", "id,name", "--clients", "6"]
     assert main(["compare", "--methods", "fedavg,local", *asked, *QUICK, "--time-rounds", "0", "--out", "c"]) == 0

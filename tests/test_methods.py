@@ -755,6 +755,19 @@ def test_an_unknown_method_is_answered_with_the_nearest() -> None:
     assert message(ConfigError, lambda: methods.build("fedpre")).startswith("there is no method 'fedpre'. Did you mean")
 
 
+@pytest.mark.parametrize(
+    ("added", "words"),
+    [
+        (Refresh, "Refresh has no values yet; write fedper | Refresh()"),
+        ("refresh", "'refresh' is not a switch, such as those of fedfac.switches: Joint, "),
+        (methods.fedavg(), " is not a switch, such as those of fedfac.switches"),
+    ],
+    ids=["a class", "a name", "a method"],
+)
+def test_what_is_not_a_switch_is_refused_where_it_is_added(added: Any, words: str) -> None:
+    assert words in message(ConfigError, lambda: methods.fedper() | added)
+
+
 # --- stages --------------------------------------------------------------------------------------------------------
 
 

@@ -86,4 +86,4 @@ def test_a_run_of_an_earlier_format_is_refused_with_what_to_do(tmp_path: Path) -
 
 def test_options_that_have_another_name_now_are_told() -> None:
     said = message(ConfigError, lambda: methods.build("fedper", {"refresh_epochs": 3}))
-    assert said == "the option 'refresh_epochs' is called 'refresh' since version 0.2"
+    assert said == "method 'fedper' has no option 'refresh_epochs'. It is called 'refresh' since version 0.2"

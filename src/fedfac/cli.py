@@ -14,7 +14,7 @@ from fedfac.disk import refused
 from fedfac.errors import FedfacError, did_you_mean
 
 COMMANDS = {
-    "demo": "train FedAvg, local-only and FedFac on the embedded digits, and compare them",
+    "demo": "train FedAvg, local-only, FedPer, FedFac and FedFac+ on the embedded digits, and compare them",
     "run": "train one method",
     "compare": "train several methods on the same clients, from the same start",
     "tune": "choose the layers to split, tau and kappa, on validation data",

@@ -345,7 +345,7 @@ def times(comparison: Comparison) -> dict[str, float]:
 
 
 def parse_method(text: str) -> tuple[str, dict[str, str]]:
-    """``"fedprox:mu=0.1:eta_g=1"`` as a name and its options, still as text.
+    """``"fedprox:mu=0.1:server_rate=1"`` as a name and its options, still as text.
 
     >>> parse_method("fedprox:mu=0.1")
     ('fedprox', {'mu': '0.1'})
@@ -356,6 +356,8 @@ def parse_method(text: str) -> tuple[str, dict[str, str]]:
         key, sign, value = pair.partition("=")
         if not sign:
             raise ConfigError(f"{pair!r} in {text!r} is not an option: write method:option=value:option=value")
+        if key in options:
+            raise ConfigError(f"{text!r} gives {key} twice; give it once")
         options[key] = value
     check_name(name)
     return name, options

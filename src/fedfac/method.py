@@ -326,8 +326,13 @@ class Method:
 
     def __or__(self, switch: Switch) -> Method:
         """The method with a switch; one of the same name is replaced, one that is off is left out."""
-        from fedfac.switches import in_order
+        from fedfac.switches import SWITCHES, in_order
 
+        if isinstance(switch, type):
+            raise ConfigError(f"{switch.__name__} has no values yet; write {self.name} | {switch.__name__}()")
+        if not callable(getattr(switch, "apply", None)):
+            names = ", ".join(kind.__name__ for kind in SWITCHES.values())
+            raise ConfigError(f"{switch!r} is not a switch, such as those of fedfac.switches: {names}")
         others = [own for own in self.switches if own.name != switch.name]
         return replace(self, switches=in_order([*others, switch] if switch.is_on else others))
 

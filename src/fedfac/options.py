@@ -8,20 +8,46 @@ from typing import Any
 
 from fedfac.errors import ConfigError, did_you_mean
 
+RENAMED: Mapping[str, str] = {
+    "refresh_epochs": "refresh",
+    "finetune_epochs": "refresh",
+    "finetune": "refresh_trains",
+    "shrinkage": "refresh_shrinkage",
+    "smoothing": "prior_smoothing",
+    "elements": "joint",
+    "eta_g": "server_rate",
+    "mu": "proximal",
+}
+
+
+def check_known(owner: str, option: str, known: Mapping[str, inspect.Parameter]) -> None:
+    """Fail on an option that the method does not have, with the nearest one, or what it is called now."""
+    if option in known:
+        return
+    now = RENAMED.get(option)
+    hint = f"It is called {now!r} since version 0.2" if now in known else did_you_mean(option, known)
+    raise ConfigError(f"method {owner!r} has no option {option!r}. {hint}")
+
 
 def value_of(owner: str, option: str, text: str, known: Mapping[str, inspect.Parameter]) -> Any:
     """An option's value from its text, by the type of the option's default."""
-    if option not in known:
-        raise ConfigError(f"method {owner!r} has no option {option!r}. {did_you_mean(option, known)}")
+    check_known(owner, option, known)
     default = known[option].default
     try:
         if isinstance(default, bool):
             return {"true": True, "false": False}[text.lower()]
         return reader(known[option])(text)
     except (KeyError, ValueError) as error:
-        number = "a number" if reader(known[option]) is float else "a whole number"  # there is no default to show
-        kind = number if default is None else f"of the kind of {default!r}"
-        raise ConfigError(f"{option} of {owner!r} is {text!r}; it is {kind}") from error
+        raise ConfigError(f"{option} of {owner!r} is {text!r}; it is {_kind(known[option])}") from error
+
+
+def _kind(parameter: inspect.Parameter) -> str:
+    """What an option takes, where not every text will do."""
+    if isinstance(parameter.default, bool):
+        return "true or false"
+    if isinstance(parameter.default, tuple):
+        return "layers by number or name"
+    return "a number" if reader(parameter) is float else "a whole number"
 
 
 _KINDS: Mapping[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}

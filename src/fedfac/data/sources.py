@@ -100,7 +100,7 @@ def _samples_of(config: DataConfig) -> Samples:
     if path.is_dir():
         folder: Samples = _loader("folders.image_folder")(path, classes=config.class_names)
         return folder
-    if path.suffix in (".csv", ".parquet"):
+    if _loader("tables.is_table")(path):
         return _own_table(path, config)
     raise ConfigError(
         f"there is no data set {config.name!r}, and no such CSV file, parquet file or folder. "

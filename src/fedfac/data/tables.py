@@ -75,6 +75,11 @@ def csv_or_parquet(
     return _samples(path.stem, ArrayPool(torch.from_numpy(inputs), targets), names, owners)
 
 
+def is_table(path: Path) -> bool:
+    """Whether a file's name says that it holds a table."""
+    return path.suffix.lower() in (*CSV, *PARQUET)
+
+
 def columns_of(path: str | Path) -> list[str]:
     """The names of a table's columns."""
     return [printable(name) for name in _read(Path(path), lambda known: known).column_names]
@@ -97,7 +102,7 @@ def _read(path: Path, wanted: Callable[[Sequence[str]], Sequence[str]]) -> Any:
     suffix = path.suffix.lower()
     if not path.is_file():
         raise DataError(f"there is no file {path}{_nearby(path)}")
-    if suffix not in (*PARQUET, *CSV):
+    if not is_table(path):
         raise DataError(f"{path} ends in {suffix!r}; allowed: {', '.join((*CSV, *PARQUET))}")
     with readable(path, "Is it whole, and in every row as many fields as in the first?"):
         if suffix in PARQUET:

@@ -18,7 +18,7 @@ from fedfac.methods.fedem import fedem
 from fedfac.methods.fedfac import all_personal, fedfac, fedfac_plus, given_split, random_split, variance_split
 from fedfac.methods.layerwise import fedbabu, fedbn, fedper, fedrep, lg_fedavg
 from fedfac.methods.twin import apfl, ditto, pfedme
-from fedfac.options import check_value
+from fedfac.options import check_known, check_value
 from fedfac.switches import switched
 
 METHODS: Mapping[str, Callable[..., Method]] = {
@@ -45,15 +45,6 @@ METHODS: Mapping[str, Callable[..., Method]] = {
     "variance": variance_split,
 }
 
-RENAMED = {
-    "refresh_epochs": "refresh",
-    "finetune_epochs": "refresh",
-    "finetune": "refresh_trains",
-    "shrinkage": "refresh_shrinkage",
-    "smoothing": "prior_smoothing",
-    "elements": "joint",
-    "eta_g": "server_rate",
-}
 AUTO = "auto"  # no method: 'fedfac run' and fedfac.choose pick one
 
 
@@ -79,10 +70,7 @@ def build(name: str, options: Mapping[str, Any] | None = None) -> Method:
     options = options or {}
     known = options_of(name)
     for key in options:
-        if now := RENAMED.get(key):
-            raise ConfigError(f"the option {key!r} is called {now!r} since version 0.2")
-        if key not in known:
-            raise ConfigError(f"method {name!r} has no option {key!r}. {did_you_mean(key, known)}")
+        check_known(name, key, known)
         check_value(f"method {name!r}", key, options[key], known[key])
     own = {key: value for key, value in options.items() if key in parameters_of(name)}
     return switched(METHODS[name](**own), options)
