@@ -345,7 +345,7 @@ def times(comparison: Comparison) -> dict[str, float]:
 
 
 def parse_method(text: str) -> tuple[str, dict[str, str]]:
-    """``"fedprox:mu=0.1:eta_g=1"`` as a name and its options, still as text.
+    """``"fedprox:mu=0.1:server_rate=1"`` as a name and its options, still as text.
 
     >>> parse_method("fedprox:mu=0.1")
     ('fedprox', {'mu': '0.1'})
