@@ -13,7 +13,9 @@ import fedfac
 from fedfac import methods
 from fedfac.conformance import small_federation, small_model
 from fedfac.errors import ConfigError, DataError, LayerError, ModelError, TrainingError
+from fedfac.method import Method
 from fedfac.methods import fedfac as make_fedfac
+from fedfac.switches import Refresh
 
 
 def fit(tmp_path: Path, *, model: nn.Module | None = None, federation: Any = None, **settings: Any) -> fedfac.Result:
@@ -85,6 +87,7 @@ def test_settings(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
         (nn.Sequential(nn.Flatten(), nn.Linear(10, 3)), "inputs of shape (2, 2, 6, 6)"),
         (nn.Sequential(nn.Flatten(0), nn.Linear(144, 3)), "does not fit the classes"),
         (nn.ReLU(), "ReLU has no parameters"),
+        (nn.Sequential(nn.Flatten(), nn.LSTM(72, 3)), "the model's output is a tuple; with classes it is one tensor"),
         (nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "lazy modules"),
     ],
 )
@@ -94,6 +97,47 @@ def test_models(tmp_path: Path, model: nn.Module, words: str) -> None:
         fit(tmp_path, model=model, method=methods.fedavg())
     assert words in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+class Spare(nn.Module):
+    """Its last layer is not used: to a method that keeps the head personal, that is the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = nn.Linear(72, 3), nn.Linear(5, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.used(inputs.flatten(1))
+        return found
+
+
+@pytest.mark.parametrize("method", [methods.fedrep(), methods.fedper() | Refresh(1)])
+def test_training_what_the_output_does_not_depend_on(tmp_path: Path, method: Method) -> None:
+    with pytest.raises(ModelError, match=r"does not depend on what is to be trained now \(spare.bias, spare.weight\)"):
+        fit(tmp_path, model=Spare(), method=method)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch_size", "words"),
+    [
+        ((9, 1), 8, "these clients have one training sample each: 1; the"),
+        ((9, 9), 1, "batch_size is 1; the model's normalis"),
+    ],
+)
+def test_batches_of_one_sample_that_a_normalisation_cannot_train_on(
+    tmp_path: Path, sizes: tuple[int, int], batch_size: int, words: str
+) -> None:
+    clients = [(torch.randn(n, 4), torch.arange(n) % 2) for n in sizes]
+    clients = [(x, y, x, y) for x, y in clients]
+    federation = fedfac.Federation.from_arrays(clients, classes=2)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    how: dict[str, Any] = {"federation": federation, "method": methods.fedavg(), "batch_size": batch_size}
+    with pytest.raises(ModelError) as caught:
+        fit(tmp_path, model=model, **how)
+    assert words in str(caught.value)
+    assert not (tmp_path / "run").exists()
+    fine = nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4), nn.Linear(4, 2))
+    assert fit(tmp_path, model=fine, **how).finished
 
 
 def test_a_client_without_samples() -> None:

@@ -374,6 +374,27 @@ def test_components_start_distinct_and_the_first_as_given() -> None:
     assert torch.equal(torch.default_generator.get_state(), generator)
 
 
+def test_what_the_user_has_frozen_is_the_same_in_every_component_and_stays() -> None:
+    def network() -> nn.Module:
+        body = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)).requires_grad_(False)
+        references(body)["1.running_mean"].fill_(3.0)
+        return nn.Sequential(body, nn.ReLU(), nn.Linear(6, 3))
+
+    model = network()
+    body = {name: tensor.clone() for name, tensor in references(model).items() if name.startswith("0.")}
+    x = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    federation = fedfac.Federation.from_arrays([(x, torch.arange(12) % 3)] * 2)
+    result = fedfac.fit(model, federation, method=methods.fedem(), rounds=2, epochs=1, batch_size=8, device="cpu")
+    frozen = {name: tensor for name, tensor in body.items() if "running" not in name and "num" not in name}
+    assert len(frozen) == 4
+    for number in range(3):
+        start = references(Mixture(model, 3, 0).components[number])
+        assert bitwise({name: start[name] for name in body}, body)
+        trained = references(result.model(0).get_submodule(f"components.{number}"))
+        assert bitwise({name: trained[name] for name in frozen}, frozen)
+        assert number == 0 or not torch.equal(start["2.weight"], references(model)["2.weight"])
+
+
 def test_the_start_of_the_components_is_a_function_of_their_seed() -> None:
     one, again, other = (Mixture(small_model(), 3, seed) for seed in (0, 0, 1))
     assert bitwise(references(one), references(again))

@@ -80,6 +80,25 @@ def test_means_and_priors_travel_too(joint: bool, tmp_path: Path) -> None:
         assert same(references(loaded.model(str(client))), references(here.model(client)))
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("random-redrawn", {"hysteresis": 0.3}),  # masks go on from those of rounds that a node has not seen
+        ("fedfac-static", {"joint": True, "warmup": 1, "refresh": 1}),  # decided in a round whose parts leave at once
+        ("random", {"joint": True, "warmup": 1, "refresh": 1}),
+    ],
+)
+def test_nodes_go_along_with_what_switches_make_of_a_decision(
+    name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    change = {f"method__{option}": value for option, value in options.items()} | {"train__rounds": 4}
+    there, here = over_the_wire(deployment(name, **change), tmp_path), in_process(name, **change)
+    assert not any(record["left_out"] for record in there.records)
+    assert there.records == here.records
+    assert same(there.server, here.server)
+    assert there.masks == here.masks
+
+
 def lose(*lost: tuple[int, str, int]) -> loopback.Meddle:
     """A network that loses the replies of (round, action, client)."""
 
@@ -137,6 +156,22 @@ def test_too_few_parts_skip_the_round_too_and_the_split_stays(tmp_path: Path) ->
     result = over_the_wire(run, tmp_path, lose(*[(2, "collect", client) for client in (0, 1, 3)]))
     assert result.records[1]["skipped"] == "1 of 4 clients sent their part, and 2 are needed"
     assert result.masks[2] == result.masks[1]
+
+
+@pytest.mark.parametrize("method", ["fedfac-static", "random"])
+@pytest.mark.parametrize("action", ["train", "collect"])
+def test_one_decision_after_a_warm_up_outlives_a_round_that_is_skipped(
+    method: str, action: str, tmp_path: Path
+) -> None:
+    """It is made in the next round, or it stands where nodes have let parts go for it."""
+    run = deployment(method, method__warmup=1, train__rounds=5)
+    result = over_the_wire(run, tmp_path, lose((2, action, 0), (2, action, 1), (2, action, 3)))
+    assert ["skipped" in record for record in result.records] == [False, True, False, False, False]
+    assert not any(record["left_out"] for record in result.records if record["round"] > 2)
+    decided = [record["round"] for record in result.records if "tau" in record["split"].get("fc1", {})]
+    assert decided == [2 if action == "collect" else 3]
+    assert {sum(result.masks[number]["fc1"]) for number in (3, 4, 5)} == {5}
+    assert result.masks[3] == result.masks[4] == result.masks[5]
 
 
 def test_a_decision_that_cannot_be_made_ends_the_run(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from fedfac.rules import Rule
 from fedfac.run import RunDirectory
 from fedfac.split import Split
 from fedfac.state import references
-from fedfac.switches import Average, Decay, ServerMomentum, Warmup
+from fedfac.switches import Average, Decay, Joint, ServerMomentum, Warmup
 
 HOW: dict[str, Any] = {"epochs": 1, "batch_size": 8, "lanes": 1, "device": "cpu", "evaluate_every": 1}
 ALONE = "the sums of one client, with its shared weights, give all its personal weights"
@@ -239,6 +239,31 @@ def test_moments_that_are_not_fine_decide_nothing(value: float) -> None:
     result = fit(methods.fedfac(layers=[1]), rounds=3, engine=poison)
     assert ["skipped" in record for record in result.records] == [False, True, False]
     assert "what clients measured on layer '0'" in result.records[1]["skipped"]
+
+
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("measured", [False, True])
+def test_one_decision_after_a_warm_up_is_made_although_its_round_is_skipped(
+    measured: bool, joint: bool, tmp_path: Path
+) -> None:
+    """It stands where the sums were wrong; where the moments were, it is made in the next round."""
+
+    def poison(engine: Engine) -> Engine:
+        made = Poisoned(engine, lambda sums: sums if measured else replace(sums, weight=float("nan")), [2])
+        if measured:
+            made.measure = lambda found: replace(found, n=0)
+        return made
+
+    method = methods.fedfac(layers=[1], schedule="static") | Warmup(1) | Joint(joint) | Average(0.5)
+    result = fit(method, rounds=4, out=tmp_path / "run", engine=poison)
+    assert ["skipped" in record for record in result.records] == [False, True, False, False]
+    assert [r["round"] for r in result.records if "tau" in r["split"].get("0", {})] == [3 if measured else 2]
+    assert sum(result.masks[4]["0"]) == len(result.masks[4]["0"]) // 2
+    assert result.masks[3] == result.masks[4]
+    fit(method, rounds=2, out=tmp_path / "in two", engine=poison)
+    resumed = fit(method, rounds=4, out=tmp_path / "in two", resume=True)
+    assert resumed.masks == result.masks
+    assert bitwise(resumed.server, result.server)
 
 
 def test_a_step_of_the_server_that_overflows_is_not_taken() -> None:

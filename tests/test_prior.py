@@ -120,6 +120,9 @@ def test_bad_requests_are_refused() -> None:
     model = small_model()
     model.register_buffer(BUFFER, torch.zeros(1))
     assert "rename it" in message(ModelError, lambda: wrapped(model))
+    model = small_model()
+    model.register_parameter(BUFFER, nn.Parameter(torch.zeros(1)))
+    assert "rename it" in message(ModelError, lambda: wrapped(model))
 
 
 def test_outputs_of_another_shape_are_refused() -> None:

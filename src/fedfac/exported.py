@@ -74,7 +74,11 @@ def load(path: str | Path, model: nn.Module | None = None, *, trust_code: bool =
 def _about(path: Path) -> About:
     found = read_json(path / CONFIG, dict[str, Any], what="the config of a model", error=RunError)
     if found.get("format") != FORMAT:
-        raise RunError(f"{path} is of format {found.get('format')!r}; this version of fedfac reads {FORMAT!r}")
+        raise RunError(
+            f"{path} is of format {found.get('format')!r}; this version of fedfac reads {FORMAT!r}. "
+            f"Use the version that wrote it ({found.get('version', 'unknown')}), or export the model of a new run: "
+            "options of methods have other names now (CHANGELOG.md)."
+        )
     return fitting(found, About, str(path / CONFIG))
 
 

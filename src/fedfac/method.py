@@ -174,9 +174,9 @@ class Deciding:
         """The round of the first decision; 0 is before the first round."""
         return 0 if not self.every_round and not self.after else self.after + 1
 
-    def due(self, round: int) -> bool:
-        """Whether the rule is asked in a round."""
-        return round == self.first or (self.every_round and round > self.first)
+    def due(self, round: int, *, decided: bool) -> bool:
+        """Whether the rule is asked in a round; a decision that is made once waits for a round in which it can be."""
+        return round >= self.first and (self.every_round or not decided)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,9 +269,9 @@ class Plan:
             return Split(self.split.shapes, self.training.own)
         return self.split if masks is None else self.split.with_masks(masks)
 
-    def decides(self, round: int) -> bool:
-        """Whether the rule is asked in a round."""
-        return self.deciding is not None and self.deciding.due(round)
+    def decides(self, round: int, *, decided: bool) -> bool:
+        """Whether the rule is asked in a round; ``decided``: it has been before."""
+        return self.deciding is not None and self.deciding.due(round, decided=decided)
 
     def decides_as(self, other: Plan) -> bool:
         """Whether two methods that train alike come to the same decisions."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from fedfac.data.federation import Federation
 from fedfac.disk import worded
@@ -130,7 +131,12 @@ def check_fits(model: nn.Module, federation: Federation, local: Local) -> None:
             f"the model cannot be run on the data: {given} gave {type(error).__name__}: {error}"
         ) from error
     classes = federation.classes
-    if classes is not None and isinstance(outputs, torch.Tensor):
+    if classes is not None:
+        if not isinstance(outputs, torch.Tensor):
+            raise ModelError(
+                f"the model's output is a {type(outputs).__name__}; with classes it is one tensor, with a row for "
+                "every sample: wrap the model in a module that returns that tensor only"
+            )
         shape = tuple(outputs.shape)
         if len(shape) < 2 or shape[0] != len(inputs) or shape[1] < classes:
             raise ModelError(
@@ -146,6 +152,29 @@ def check_fits(model: nn.Module, federation: Federation, local: Local) -> None:
         ) from error
     if value.numel() != 1:
         raise ModelError(f"the loss {name_of(local.loss)} gives {tuple(value.shape)}; it must give one number, a mean")
+    _check_single(trial, federation, local)
+
+
+def _check_single(trial: nn.Module, federation: Federation, local: Local) -> None:
+    """Fail if there will be batches of one sample, and a normalisation cannot train on one."""
+    norms = [module for module in trial.modules() if isinstance(module, _NormBase)]
+    if not norms:
+        return
+    alone = [name for client, name in enumerate(federation.names) if federation.client(client).size == 1]
+    if not alone and local.batch_size > 1:
+        return
+    for module in norms:
+        module.train()
+    data = federation.client(0)
+    try:
+        trial(data.pool.batch(data.train[:1])[0])
+    except ValueError as error:
+        few = ", ".join(alone[:3]) + ", ..." * (len(alone) > 3)
+        whose = f"these clients have one training sample each: {few}" if alone else "batch_size is 1"
+        raise ModelError(
+            f"{whose}; the model's normalisation cannot train on a batch of one sample: {error}. Leave such clients "
+            "out, take larger batches, or a normalisation that is not over the batch (GroupNorm)"
+        ) from error
 
 
 def name_of(function: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -52,6 +52,11 @@ def split_record(split: Split, before: Split, decision: Decision | None) -> Reco
         }
         for layer, mask in split.masks.items()
     }
+
+
+def has_decided(records: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a rule has decided about elements in one of these rounds."""
+    return any("tau" in own for record in records for own in record["split"].values())
 
 
 def method_used(config: Mapping[str, Any]) -> dict[str, Any]:

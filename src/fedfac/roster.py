@@ -16,7 +16,7 @@ from fedfac.engine.protocol import Engine
 from fedfac.errors import DataError
 from fedfac.method import Plan
 
-Connect = Callable[[nn.Module, Plan, Sequence[Mapping[str, Any]]], Engine]  # (model, plan, records so far)
+Connect = Callable[[nn.Module, Plan, Sequence[Mapping[str, Any]]], Engine]  # (model, plan, records, which grow)
 
 
 @dataclass(frozen=True)

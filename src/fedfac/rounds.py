@@ -55,7 +55,7 @@ from fedfac.preflight import (
     tells_personal_weights,
     tested_clients,
 )
-from fedfac.records import TRAINING, Clock, Record, split_record, training_record
+from fedfac.records import TRAINING, Clock, Record, has_decided, split_record, training_record
 from fedfac.result import Result
 from fedfac.roster import Roster
 from fedfac.rules import Decision, Memory, decide
@@ -216,7 +216,8 @@ class Session:
         self.averaged: State = {}
         self.velocity: State = {}
         self.next_round = min(self.plan.first_decision, 1)
-        self.last: tuple[Decision | None, dict[str, float]] = None, {}  # of the last round: what was decided, seconds
+        self.decision: Decision | None = None  # of this round, or of the last one
+        self.seconds: dict[str, float] = {}  # of the last round
         try:
             self._restore()
             self._store: Store = MemoryStore() if self.run is None else CachedStore(self.run, device)
@@ -314,22 +315,24 @@ class Session:
             self.split = self.plan.split
         before, remembered = self.split, self.memory
         record: Record = {"round": number}
-        decision: Decision | None = None
+        self.decision = None
         try:
-            decision = (
-                self._advance(number, record, clock) if like is None else self._repeat(number, record, clock, like)
-            )
+            if like is None:
+                self._advance(number, record, clock)
+            else:
+                self._repeat(number, record, clock, like)
         except (TooFewRepliesError, UnsoundSumsError) as skip:
             if number == 0:
                 raise TrainingError(f"the one decision before the first round cannot be made: {skip}") from skip
             if like is not None and "skipped" not in like.records[-1]:
                 raise TrainingError(f"round {number} cannot be decided as it was trained: {skip}") from skip
-            self.split, self.memory = before, remembered
+            if self.decision is None or self.plan.every_round:  # one that is made once stands: nodes have acted on it
+                self.split, self.memory, self.decision = before, remembered, None
             if isinstance(skip, TooFewRepliesError):
                 record |= training_record(skip.outcomes, self.federation.names)
             record["skipped"] = str(skip)
         record["shared_share"] = self.split.shared_share
-        record["split"] = split_record(self.split, before, decision)
+        record["split"] = split_record(self.split, before, self.decision)
         test = number > 0 and self._is_due(number) and "skipped" not in record
         if test:
             scores = self.engine.evaluate(number, self.shown, self.split, self.tested)
@@ -347,7 +350,7 @@ class Session:
                 record,
                 self.server,
                 self.split,
-                scores={} if decision is None else decision.scores,
+                scores={} if self.decision is None else self.decision.scores,
                 clients=self.client_table if test else None,
                 timing=clock.seconds,
                 memory=self.memory,
@@ -356,12 +359,12 @@ class Session:
                 put_off=like is not None and not test,
             )
         self.records.append(record)
-        self.last = decision, clock.seconds
+        self.seconds = clock.seconds
         self.masks[number] = self.split.masks
         self.next_round = number + 1
         return record | {"seconds": sum(clock.seconds.values()), "timing": clock.seconds}
 
-    def _advance(self, number: int, record: Record, clock: Clock) -> Decision | None:
+    def _advance(self, number: int, record: Record, clock: Clock) -> None:
         """Train, decide where the plan says so, aggregate; all but the evaluation."""
         before, rule = self.split, self.plan.rule
         if number > 0 or (rule is not None and rule.measures):
@@ -372,14 +375,13 @@ class Session:
             self._check_any_finite(number, outcomes)
             self._check_several(number, outcomes)
             clock.lap("train")
-        decision = self._decide(number, clock, self.engine)
+        self._decide(number, clock, self.engine)
         if number > 0:
             total = self.engine.collect(self.split)
             record["left_out"] |= {self.federation.names[client]: why for client, why in total.missing.items()}
             self._take(total, before, number)
             self.engine.keep(self.split)
             clock.lap("aggregate")
-        return decision
 
     def _take(self, total: Sums, before: Split, number: int) -> None:
         """The server's step: all of it, or none if a number of it is not finite."""
@@ -401,18 +403,21 @@ class Session:
         averaged = self._averaged(server, number)
         self.server, self.velocity, self.averaged = server, velocity, averaged
 
-    def _decide(self, number: int, clock: Clock, engine: Engine) -> Decision | None:
+    def _decides(self, number: int) -> bool:
+        """Whether the rule is asked in this round."""
+        return self.plan.decides(number, decided=has_decided(self.records))
+
+    def _decide(self, number: int, clock: Clock, engine: Engine) -> None:
         """The rule's decision about the clients that have just trained in an engine, if it is asked in this round."""
         rule = self.plan.rule
-        if rule is None or not self.plan.decides(number):
-            return None
+        if rule is None or not self._decides(number):
+            return
         sums = engine.moments(rule) if rule.measures else {}
         check_measured(sums)
         clock.lap("moments")
-        decision = decide(rule, self.split, sums, seed=self.seed, round=number, memory=self.memory)
-        self.split, self.memory = decision.split, decision.memory
+        self.decision = decide(rule, self.split, sums, seed=self.seed, round=number, memory=self.memory)
+        self.split, self.memory = self.decision.split, self.decision.memory
         clock.lap("decide")
-        return decision
 
     def _averaged(self, server: State, number: int) -> State:
         """The mean over rounds with this one in it, if the method predicts with one."""
@@ -422,18 +427,20 @@ class Session:
         check_sound("the mean over rounds", averaged)
         return averaged
 
-    def _repeat(self, number: int, record: Record, clock: Clock, like: Session) -> Decision | None:
+    def _repeat(self, number: int, record: Record, clock: Clock, like: Session) -> None:
         """What ``like`` has come to in this round, as if it had been done here; another rule is asked for itself."""
-        done, (decision, seconds) = like.records[-1], like.last
+        done, seconds = like.records[-1], like.seconds
         if done["round"] != number or like.plan.training != self.plan.training:
             raise ConfigError(f"{self.method.name} cannot repeat round {done['round']} of {like.method.name}")
         record |= {key: done[key] for key in TRAINING if key in done}
+        together = self.plan.decides_as(like.plan)
+        if together:
+            self.split, self.memory = self.plan.split_in(number, like.split.masks), like.memory
+            self.decision = like.decision
         if "skipped" in done:
             raise UnsoundSumsError(done["skipped"])
-        if self.plan.decides_as(like.plan):
-            self.split, self.memory = self.plan.split_in(number, like.split.masks), like.memory
-        else:
-            decision = self._decide(number, clock, like.engine)
+        if not together:
+            self._decide(number, clock, like.engine)
         self._take_over(like)
         if number > 0:
             self.averaged = self._averaged(self.server, number)
@@ -444,7 +451,6 @@ class Session:
                     # what this method keeps beyond that is not trained: it is where all began
                     self._store.put(client, {name: own.get(name, self.server[name]) for name in kept})
         clock.seconds = {**{step: seconds[step] for step in seconds if step != "evaluate"}, **clock.seconds}
-        return decision
 
     def _take_over(self, other: Session) -> None:
         self.server = {name: other.server.get(name, tensor) for name, tensor in self.server.items()}
@@ -492,7 +498,7 @@ class Session:
     def _check_several(self, number: int, outcomes: Mapping[int, Outcome]) -> None:
         """A cohort that has shrunk to one client is not measured either."""
         good = [client for client, outcome in outcomes.items() if outcome.problem is None]
-        alone = len(good) == 1 and self.plan.decides(number) and tells_personal_weights(self.plan)
+        alone = len(good) == 1 and self._decides(number) and tells_personal_weights(self.plan)
         if alone and not self.settings.cohort_of_one:
             name = self.federation.names[good[0]]
             raise UnsoundSumsError(f"only client {name} of the cohort is left, and {ALONE}. {ALLOW}")

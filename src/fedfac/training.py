@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedfac.data.pool import ClientData
-from fedfac.errors import ConfigError, did_you_mean
+from fedfac.errors import ConfigError, ModelError, did_you_mean
 from fedfac.method import PERSONAL, Begin, Loss, Phase, Step, weighted
 from fedfac.noise import Seeded, how_it_draws
 from fedfac.numerics import CPU, Numerics
@@ -127,6 +127,12 @@ class Work:
         with self.seeded(self.draws), self.numerics.autocast():
             step = Step(self.model, inputs, targets, loss_of, self.received, index, self.context)
             loss = self.phase.objective(step)
+        if not loss.requires_grad:
+            names = sorted(name for name, p in self.model.named_parameters() if p.requires_grad)
+            raise ModelError(
+                f"the model's output does not depend on what is to be trained now ({', '.join(names[:3])}): a module "
+                "that its forward does not use? Leave it out, or name the layers that count in fedfac_layers"
+            )
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -7,11 +7,12 @@ Client c models p(y|x) = Σ_m π_cm p_m(y|x). The components are shared, the mix
 - Prediction: Σ_m π_m·softmax, probabilities and not logits; its logarithm is what the module returns.
 - A newcomer, and every client before it is evaluated, takes E steps only, the components frozen.
 
-The components start from distinct weights (a common start would keep them equal for ever): the first is the model as
-it was given, the others have their modules' ``reset_parameters`` called. With M = 1 this is FedAvg. We average over
-the cohort's Σ n_k; the authors' code averages over all clients, of which those that have not trained count with the old
-components, so that with sampling these move by the cohort's share only. Nor does it take an E step between aggregation
-and the evaluation of its training clients, and it takes one for a newcomer, where ours goes on until π stands still.
+The components start from distinct weights (a common start would keep them equal for ever): the first is the model as it
+was given, the others have their modules' ``reset_parameters`` called (what is frozen stays). With M = 1 this is FedAvg.
+We average over the cohort's Σ n_k; the authors' code averages over all clients, of which those that have not trained
+count with the old components, so that with sampling these move by the cohort's share only. Nor does it take an E step
+between aggregation and the evaluation of its training clients, and it takes one for a newcomer, where ours goes on
+until π stands still.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fedfac.errors import ModelError
 from fedfac.method import Begin, Method, Phase, Plan, Prediction, Step, Training, at_least_one, per_sample
 from fedfac.seeds import global_stream
 from fedfac.split import Split
-from fedfac.state import references, same
+from fedfac.state import copy_into, references, same
 
 BATCH = 512
 TOLERANCE = 1e-5
@@ -42,15 +43,20 @@ class Mixture(nn.Module):
     def __init__(self, model: nn.Module, components: int, seed: int) -> None:
         super().__init__()
         copies = [copy.deepcopy(model) for _ in range(components)]
+        frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
         for number, component in enumerate(copies[1:], start=1):
             with global_stream(seed, "component", number):
                 for module in component.modules():
+                    own = list(module.parameters())
+                    if own and not any(p.requires_grad for p in own):
+                        continue
                     if callable(reset := getattr(module, "reset_parameters", None)):
                         reset()
+            copy_into(references(component), frozen)
         if any(same(references(copies[0]), references(c)) for c in copies[1:]):
             raise ModelError(
                 "FedEM's components must start from different weights, but no module of this model has a "
-                "reset_parameters to draw them anew"
+                "reset_parameters to draw anew what is trained"
             )
         self.components = nn.ModuleList(copies)
         self.register_buffer("pi", torch.full((components,), 1 / components, dtype=torch.float64))

@@ -13,7 +13,7 @@ and are split like any other state.
 - pFedMe (Dinh et al., NeurIPS 2020): θ minimises ℓ(θ) + ½λ‖θ − w‖², and w follows its Moreau envelope, whose gradient
   is λ(w − θ). The original takes several θ steps per batch between two w steps; here θ and w step together, by one
   loss whose cross terms are cut. θ is kept between rounds; the authors' code starts it from w in every round, and
-  trains all clients, not only the cohort. The server's β is ``eta_g``.
+  trains all clients, not only the cohort. The server's β is the switch ``server_rate``.
 
 λ under Adam, the default: the term is part of the gradient that Adam normalises. For v and θ it weighs distance against
 loss. For pFedMe's w, whose gradient is λ(w − θ) and nothing else, λ cancels: it means what the paper says with

@@ -102,9 +102,11 @@ def _wrapped(model: nn.Module, strength: float) -> nn.Module:
     """A copy of the model with the counts, q and m; all names stay what they are."""
     found = copy.deepcopy(model)
     classes = Anatomy.of(found).head.elements
-    taken = {COUNTS, COMMON, SAMPLES} & found.state_dict().keys()
+    taken = {name for name in (COUNTS, COMMON, SAMPLES) if hasattr(found, name)}
     if taken:
-        raise ModelError(f"the model has a tensor {sorted(taken)[0]!r} of its own: rename it, or leave prior at 0")
+        raise ModelError(
+            f"the model has a tensor or attribute {sorted(taken)[0]!r} of its own: rename it, or leave prior at 0"
+        )
     like = next(found.parameters())
     found.register_buffer(COUNTS, torch.zeros(classes, dtype=like.dtype, device=like.device))
     found.register_parameter(COMMON, nn.Parameter(torch.zeros(classes, dtype=like.dtype, device=like.device)))

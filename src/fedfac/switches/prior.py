@@ -95,8 +95,8 @@ def wrapped(model: nn.Module) -> nn.Module:
     """A copy of the model with the buffer, added to its outputs; all names stay what they are."""
     found = copy.deepcopy(model)
     classes = Anatomy.of(found).head.elements
-    if BUFFER in dict(found.named_buffers(recurse=False)):
-        raise ModelError(f"the model has a buffer {BUFFER!r} of its own: rename it, or leave prior at 0")
+    if hasattr(found, BUFFER):
+        raise ModelError(f"the model has a tensor or attribute {BUFFER!r} of its own: rename it, or leave prior at 0")
     tensor = next(found.parameters())
     found.register_buffer(BUFFER, torch.zeros(classes, dtype=tensor.dtype, device=tensor.device))
     found.register_forward_hook(_add)

@@ -34,12 +34,15 @@ class proximal:  # noqa: N801  (an objective is used like a function)
 
     def __call__(self, step: Step) -> Tensor:
         """The loss of one batch."""
+        loss = self.objective(
+            step
+        )  # first: an objective may set a parameter right (APFL's share), and that one is held
         # A frozen one is where it was: it adds nothing. Few kernels a tensor: they are most of what it costs on a GPU.
         moved = [
             F.mse_loss(parameter, step.received[name], reduction="sum")
             for name, parameter in step.model.named_parameters()
         ]
-        return self.objective(step) + 0.5 * self.mu * torch.stack(moved).sum()
+        return loss + 0.5 * self.mu * torch.stack(moved).sum()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ themselves, whatever the order. So, as long as sums are not masked, a layer is m
 in the same reply anyway, or if the node's owner says ``share-weights``.
 
 Masks are the server's word, as only the server has the sums. A node bounds them: by what it can compute itself (a
-random split, a given one), else by τ, where that is a quantile.
+random split, a given one), else by τ, where that is a quantile. A split that is redrawn with a margin goes on from
+masks of rounds in which the node took no part: it is bounded by τ, too.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Allowed(msgspec.Struct, frozen=True):
     def of(cls, plan: Plan, *, round: int, seed: int) -> Allowed:
         """Of a method, in a round."""
         rule, split = plan.rule, plan.split_in(round)
-        if rule is not None and rule.measures:
+        remembers = rule is not None and plan.every_round and any(tau.margin for tau in rule.tau.values())
+        if rule is not None and (rule.measures or remembers):
             return cls(None, {name: most_shared(rule.tau[name], len(mask)) for name, mask in split.masks.items()})
         if rule is not None and split.masks:
             split = decide(rule, split, {}, seed=seed, round=round).split

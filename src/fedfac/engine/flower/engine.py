@@ -29,6 +29,7 @@ from fedfac.errors import RunError, TooFewRepliesError
 from fedfac.evaluate import Score
 from fedfac.method import Plan
 from fedfac.moments import Additive
+from fedfac.records import has_decided
 from fedfac.rules import Rule
 from fedfac.split import Split
 from fedfac.state import State, numel, references
@@ -90,6 +91,7 @@ class NetworkEngine:
         self.sizes = {name: _size(layers[name].vectors(state)) for name in decided if name in layers}
         self.limits = Limits.of(state, samples=terms.most_samples, announced=terms.announced)
         self.most = 8 * (numel(state) + sum(d * (d + 1 + rows) for d, rows in self.sizes.values())) + wire.HEADER
+        self.records = records  # of the run: the round loop adds to them
         self.last = last_counted(records, terms.names)
         self._round = 0
         self._cohort: list[int] = []
@@ -104,7 +106,7 @@ class NetworkEngine:
         """Everybody trains; where the split is already final, the shared parts come with the replies."""
         self._round, self._cohort, self._gone, self._counted = round, list(cohort), {}, []
         rule = self.plan.rule
-        decides = self.plan.decides(round)
+        decides = self.plan.decides(round, decided=has_decided(self.records))
         measure = rule is not None and rule.measures and decides
         # parts wait for a decision, unless all numbers of what it is about go out anyway; round 0 only decides
         collect = not decides or (round > 0 and not split.cut)

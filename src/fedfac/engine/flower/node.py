@@ -171,8 +171,8 @@ class Node:
             raise RefusedError(wire.MEASURE, f"method {self.run.config.method_name!r}, layers {', '.join(layers)}")
 
     def _released(self, ledger: Ledger, request: Request, plan: Plan, split: Split, allowed: Allowed) -> Ledger:
-        masks = _texts(split)
-        if split.cut:
+        masks = _texts(split) if split.cut else {}  # where nothing is cut, masks say nothing about what leaves
+        if masks:
             allowed.check(masks, request.round)
         return ledger.releases(request.round, masks, once=not plan.every_round)
 
