@@ -127,8 +127,8 @@ def test_training_what_the_output_does_not_depend_on(tmp_path: Path, method: Met
 def test_batches_of_one_sample_that_a_normalisation_cannot_train_on(
     tmp_path: Path, sizes: tuple[int, int], batch_size: int, words: str
 ) -> None:
-    clients = [(torch.randn(n, 4), torch.arange(n) % 2) for n in sizes]
-    clients = [(x, y, x, y) for x, y in clients]
+    drawn = [(torch.randn(n, 4), torch.arange(n) % 2) for n in sizes]
+    clients = [(x, y, x, y) for x, y in drawn]
     federation = fedfac.Federation.from_arrays(clients, classes=2)
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
     how: dict[str, Any] = {"federation": federation, "method": methods.fedavg(), "batch_size": batch_size}

@@ -251,8 +251,12 @@ def test_one_decision_after_a_warm_up_is_made_although_its_round_is_skipped(
     def poison(engine: Engine) -> Engine:
         made = Poisoned(engine, lambda sums: sums if measured else replace(sums, weight=float("nan")), [2])
         if measured:
-            made.measure = lambda found: replace(found, n=0)
+            made.measure = nobody
         return made
+
+    def nobody(found: Additive) -> Additive:
+        assert isinstance(found, Moments)
+        return replace(found, n=0)
 
     method = methods.fedfac(layers=[1], schedule="static") | Warmup(1) | Joint(joint) | Average(0.5)
     result = fit(method, rounds=4, out=tmp_path / "run", engine=poison)

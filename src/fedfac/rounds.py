@@ -326,8 +326,7 @@ class Session:
                 raise TrainingError(f"the one decision before the first round cannot be made: {skip}") from skip
             if like is not None and "skipped" not in like.records[-1]:
                 raise TrainingError(f"round {number} cannot be decided as it was trained: {skip}") from skip
-            if self.decision is None or self.plan.every_round:  # one that is made once stands: nodes have acted on it
-                self.split, self.memory, self.decision = before, remembered, None
+            self._undecide(before, remembered)
             if isinstance(skip, TooFewRepliesError):
                 record |= training_record(skip.outcomes, self.federation.names)
             record["skipped"] = str(skip)
@@ -402,6 +401,11 @@ class Session:
             check_sound("the server's state after its step with momentum", server)
         averaged = self._averaged(server, number)
         self.server, self.velocity, self.averaged = server, velocity, averaged
+
+    def _undecide(self, before: Split, remembered: Memory) -> None:
+        """Undo the decision of a round that is skipped. One that is made once stands: nodes have acted on it."""
+        if self.decision is None or self.plan.every_round:
+            self.split, self.memory, self.decision = before, remembered, None
 
     def _decides(self, number: int) -> bool:
         """Whether the rule is asked in this round."""
