@@ -211,7 +211,7 @@ def page(ask: Ask, seeds: Sequence[int], panel_a: Sequence[Row], panel_b: Sequen
         [
             "# Ablation: masked elements, and splits at random",
             f"{in_words(ask, seeds)} Λ is one layer, τ = 50 %, κ = .85. Accuracy over all test samples: after the last "
-            "round where elements are masked, the mean of the last ten rounds where splits are compared.",
+            "round where elements are masked, the mean of the last evaluations where splits are compared.",
             "## Masked elements (panel A)",
             "![accuracy with masked elements](masked.png)",
             markdown(_wide(a, "masked", MASKS), {"level": "level", "layer": "layer", **{m: m for m in MASKS}}),
