@@ -448,7 +448,7 @@ def _is_ours(name: str) -> bool:
 def _make_private(path: Path) -> None:
     """Take from others what an earlier version let them read; the folder stays as its owner made it.
 
-    No file is opened: closing one of SQLite's would end this process's locks on it, and a reader could take the log away.
+    No file is opened: closing one of SQLite's would end this process's locks on it; a reader could take the log away.
     """
     with disk_errors(path):
         for name in _PRIVATE:
