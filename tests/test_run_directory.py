@@ -357,3 +357,35 @@ def test_no_round_is_written_after_one_that_could_not_be(tmp_path: Path, monkeyp
             directory.flush()
     directory.close()
     assert [record["round"] for record in RunDirectory.read(tmp_path / "run").records()] == [1]
+
+
+READER = """
+import contextlib, sqlite3, sys
+with contextlib.closing(sqlite3.connect(sys.argv[1])) as db:
+    print(db.execute("SELECT count(*) FROM rounds").fetchone()[0])
+"""
+
+
+def test_a_reader_of_a_resumed_run_does_not_take_its_log_away(tmp_path: Path) -> None:
+    """A run that was killed leaves a log. Resumed, it holds SQLite's locks on it: whoever reads is not the last one."""
+    directory = new_directory(tmp_path / "run")
+    for number in (1, 2):
+        commit(directory, number)
+        directory.flush()
+    killed, again = tmp_path / "killed", tmp_path / "killed again"
+    shutil.copytree(tmp_path / "run", killed)  # between two rounds: what a kill leaves
+    directory.close()
+    assert (killed / "state.sqlite-wal").stat().st_size
+    resumed = RunDirectory.resume(killed, rounds=9)
+    for number in (3, 4):
+        reader = subprocess.run(
+            [sys.executable, "-c", READER, str(killed / "state.sqlite")], capture_output=True, text=True, check=True
+        )
+        assert reader.stdout == f"{number - 1}\n"
+        commit(resumed, number)
+        resumed.flush()
+    shutil.copytree(killed, again)
+    resumed.close()
+    for folder in (killed, again):
+        assert [record["round"] for record in RunDirectory.read(folder).records()] == [1, 2, 3, 4]
+        RunDirectory.resume(folder, rounds=9).close()

@@ -56,7 +56,7 @@ def split_record(split: Split, before: Split, decision: Decision | None) -> Reco
 
 def has_decided(records: Iterable[Mapping[str, Any]]) -> bool:
     """Whether a rule has decided about elements in one of these rounds."""
-    return any("tau" in own for record in records for own in record["split"].values())
+    return any("tau" in own for record in records for own in record.get("split", {}).values())
 
 
 def method_used(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from fedfac import earlier
 from fedfac.database import Database
-from fedfac.disk import PRIVATE, append, atomic_write, disk_errors, json_text, private_file, private_folder
+from fedfac.disk import PRIVATE, append, atomic_write, disk_errors, json_text, private_folder
 from fedfac.errors import RunError
 from fedfac.run_files import FORMAT, Record, Tested, check_same_run, masks_from, parsed, read_config, split_of
 from fedfac.split import Split, mask_text
@@ -446,10 +446,14 @@ def _is_ours(name: str) -> bool:
 
 
 def _make_private(path: Path) -> None:
-    """Take from others what an earlier version let them read; the folder stays as its owner made it."""
-    for name in _PRIVATE:
-        if (path / name).exists():
-            private_file(path / name)
+    """Take from others what an earlier version let them read; the folder stays as its owner made it.
+
+    No file is opened: closing one of SQLite's would end this process's locks on it; a reader could take the log away.
+    """
+    with disk_errors(path):
+        for name in _PRIVATE:
+            if (path / name).exists():
+                (path / name).chmod(PRIVATE)
 
 
 def _lines(texts: Iterable[str]) -> str:
