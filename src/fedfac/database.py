@@ -17,7 +17,7 @@ from fedfac.state import State, digest, from_bytes
 _PAGE = 1 << 15  # bytes: states are large, runs need not be
 _UNTOUCHED = "Nothing was changed; restore it from a backup, or start the run again in another folder."
 _PRIMARY = 0xFF  # of an extended result code
-_TODO = {
+_REMEDIES = {
     sqlite3.SQLITE_FULL: "the disk is full. Every whole round is safe: free some space, then resume",
     sqlite3.SQLITE_IOERR: "the system could not read or write it. Every whole round is safe: look whether the disk is "
     "full, whether files may grow (ulimit -f) and whether the disk is healthy, then resume",
@@ -136,7 +136,7 @@ class Database:
 
 def _in_words(path: Path, error: sqlite3.DatabaseError) -> RunError:
     """What a failure of SQLite means for a run; only what is not the system's doing is damage."""
-    todo = _TODO.get(getattr(error, "sqlite_errorcode", 0) & _PRIMARY)
+    todo = _REMEDIES.get(getattr(error, "sqlite_errorcode", 0) & _PRIMARY)
     if todo is not None:
         return RunError(f"{path} cannot be used ({error}): {todo}.")
     return RunError(f"{path} is damaged ({error}). {_UNTOUCHED}")

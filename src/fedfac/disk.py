@@ -17,7 +17,7 @@ PRIVATE = 0o600  # only the owner: states, partitions and figures of single clie
 FOR_OTHERS = 0o666  # a page or a table that is made to be handed on; the umask takes away what it takes away
 _DISK_FULL = "The disk is full, or files may not grow further: free some space. Every whole round is safe: resume then"
 _FORBIDDEN = "This user may not read or write there: change its permissions, or choose another folder"
-_TODO: Mapping[int, str] = {
+_REMEDIES: Mapping[int, str] = {
     errno.ENOSPC: _DISK_FULL,
     errno.EDQUOT: _DISK_FULL,
     errno.EFBIG: _DISK_FULL,
@@ -42,7 +42,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 def refused(path: Path, error: OSError) -> str:
     """Which file, why, and what to do."""
     shown = str(path) if len(str(path)) <= 300 else f"{str(path)[:300]}..."
-    todo = _TODO.get(error.errno or 0, "")
+    todo = _REMEDIES.get(error.errno or 0, "")
     return f"{shown} cannot be used: {error.strerror or error}" + (f". {todo}" if todo else "")
 
 
@@ -58,7 +58,7 @@ def private_folder(path: Path) -> None:
 
 
 def private_file(path: Path) -> None:
-    """Make an empty file that only its owner can read, or take the others' rights to one that is there."""
+    """Make an empty file that only its owner can read. Not for one that SQLite has open: closing it ends the locks."""
     with disk_errors(path):
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, PRIVATE))
         path.chmod(PRIVATE)
