@@ -26,6 +26,7 @@ import fedfac
 from fedfac import methods, report
 from fedfac.cli import main
 from fedfac.conformance import small_federation, small_model
+from fedfac.database import Database
 from fedfac.disk import atomic_write, json_text
 from fedfac.errors import ConfigError, RunError
 from fedfac.run import RunDirectory
@@ -435,3 +436,12 @@ def test_a_run_of_a_version_that_wrote_infinity_can_be_resumed(tmp_path: Path) -
 
 def test_no_json_of_ours_has_a_word_for_infinity() -> None:
     assert json_text({"a": [float("nan"), 1.5], "b": (float("-inf"),)}) == '{"a": [null, 1.5], "b": [null]}'
+
+
+def test_a_database_whose_own_tables_are_no_text_any_more_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    Database.create(path, "CREATE TABLE rounds (record TEXT)")
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"CREATE TABLE rounds", b"CREATE \xd4\xd4\xd4\xd4\xd4 rounds"))
+    said = message(RunError, lambda: Database(path, writable=False))
+    assert "state.sqlite is damaged" in said

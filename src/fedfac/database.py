@@ -132,6 +132,8 @@ class Database:
                 yield
         except sqlite3.DatabaseError as error:
             raise _in_words(self.path, error) from error
+        except UnicodeDecodeError as error:  # its own tables, or an error's text, are no text any more
+            raise self.damaged(f"text in it is not UTF-8: {error}") from error
 
 
 def _in_words(path: Path, error: sqlite3.DatabaseError) -> RunError:
